@@ -1,0 +1,1 @@
+"""Replay TileLang kernels on a CPU, word for word, with NumPy alone."""
