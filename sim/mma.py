@@ -7,8 +7,10 @@
     result       the exact sum of the terms, rounded by `out`; an exact zero is +0
     special      any NaN, inf * 0 or inf - inf in a step gives the accumulator's NaN word; otherwise infinity stays
 
-K is walked in steps of L in ascending order; a step's result is the next step's c. Sources: NUMERICS section 1 and the
-records of sim.arch. Here a step is a handful of NumPy calls on a [L, rows, N] block that stays in the cache.
+K is walked in steps of L in ascending order; a step's result is the next step's c. Sources: the records of sim.arch.
+
+A step is a handful of NumPy calls on a [L, rows, columns] block that stays in the cache. `_narrow_step` works in float32
+and int32 where every aligned term is exact there, `_wide_step` in float64 for any exponents.
 """
 
 from __future__ import annotations
@@ -22,145 +24,170 @@ from .formats import FP16, FP32, TF32, Format, values
 
 __all__ = ["dot"]
 
-_BLOCK = 1 << 16  # products of one step that are worked on together: float32 and int32 copies stay in a 1 MiB cache
-_NONE = -500  # the exponent of a term that takes no part
+_BLOCK = 1 << 16  # products of one step that are worked on together: their float32 and int32 copies stay in the cache
+_ABSENT = -1000  # the exponent of a zero, which takes no part
+_LEAST = -74  # least exponent of a product in the narrow step; then c is 0 or at least 2^-100 after every step
 
 
 @dataclass
 class _Operand:
-    """One operand, K first: float32 values without specials, exponents, and the places of infinities and NaN."""
+    """One operand, K first: float32 values [K, rows] with 0 for specials, exponents, and the values with specials."""
 
     value: np.ndarray
     exponent: np.ndarray
-    special: np.ndarray | None  # float32 with infinities and NaN, or None when there are none
+    special: np.ndarray | None
 
-    def rows(self, part: slice) -> _Operand:
-        special = None if self.special is None else self.special[:, part]
-        return _Operand(self.value[:, part], self.exponent[:, part], special)
+    def part(self, *index: slice) -> _Operand:
+        special = None if self.special is None else self.special[index]
+        if special is not None and np.isfinite(special).all():
+            special = None
+        return _Operand(self.value[index], self.exponent[index], special)
 
 
 def _decode(words: np.ndarray, fmt: Format, pad: int) -> _Operand:
-    """Operand words [M, K] as [K + pad, M] values and exponents; a zero has half of the exponent type's minimum."""
-    words = np.pad(words.T, ((0, pad), (0, 0))) & fmt.word.type(~((1 << fmt.unused_bits) - 1) & ((1 << fmt.bits) - 1))
+    """Operand words [rows, K] as [K + pad, rows]. Five exponent bits fit int8, where -64 marks a zero."""
+    words = np.pad(words.T, ((0, pad), (0, 0))) & fmt.word.type(fmt.sign | fmt.exponent_mask | fmt.fraction_mask)
     if fmt is FP16:
         value = words.view(np.float16).astype(np.float32)
-    elif fmt is TF32:
-        value = words.view(np.float32)
     else:
-        value = values(words, fmt).astype(np.float32)
+        value = words.view(np.float32) if fmt is TF32 else values(words, fmt).astype(np.float32)
     field = ((words & fmt.word.type(fmt.exponent_mask)) >> fmt.word.type(fmt.fraction_bits + fmt.unused_bits)).astype(np.int16)
     exponent = np.maximum(field, 1) - np.int16(fmt.bias)
-    special = fmt.is_nan(words) | fmt.is_inf(words)
-    has_special = bool(special.any())
-    finite = np.where(special, np.float32(0), value) if has_special else value
-    small = fmt.exponent_bits <= 5
-    exponent = np.where(finite == 0, np.int16(-64 if small else _NONE // 2), exponent)
-    return _Operand(finite, exponent.astype(np.int8 if small else np.int16), value if has_special else None)
+    finite = np.where(np.isfinite(value), value, np.float32(0))
+    kind, absent = (np.int8, -64) if fmt.exponent_bits <= 5 else (np.int16, _ABSENT)
+    exponent = np.where(finite == 0, kind(absent), exponent.astype(kind))
+    return _Operand(finite, exponent, None if np.isfinite(value).all() else value)
 
 
-def _power_of_two(exponent: np.ndarray, dtype: type) -> np.ndarray:
-    """2^exponent as float32 or float64, for exponents of normal values."""
-    if dtype is np.float32:
-        return ((exponent.astype(np.int32) + np.int32(127)) << np.int32(23)).view(np.float32)
+def _narrow_enough(a: _Operand, b: _Operand, c: np.ndarray) -> bool:
+    """Whether the narrow step is exact: every product lies in [2^-74, 2^126) and c is 0 or at least 2^-100."""
+    magnitude = (c & np.uint32(0x7FFFFFFF)) - np.uint32(1)  # zero becomes the largest
+    if int(magnitude.min()) < ((127 - 100) << 23) - 1:
+        return False
+    if a.exponent.dtype == np.int8:
+        return True
+    low = sum(int(x.exponent.min(where=x.value != 0, initial=127)) for x in (a, b))
+    high = sum(int(x.exponent.max(where=x.value != 0, initial=-127)) for x in (a, b))
+    return low >= _LEAST and high <= 125
+
+
+@dataclass
+class _Buffers:
+    """Working space of a step on a [L, rows, columns] block."""
+
+    products: np.ndarray
+    terms: np.ndarray
+    exponents: np.ndarray
+
+    @classmethod
+    def make(cls, shape: tuple[int, int, int], exponent: np.dtype, wide: bool) -> _Buffers:
+        return cls(np.empty(shape, np.float64 if wide else np.float32), np.empty(shape, np.int32), np.empty(shape, exponent))
+
+
+def _sum_products(a: _Operand, b: _Operand, scale: np.ndarray, work: _Buffers) -> np.ndarray:
+    """The sum of the products times `scale`, each truncated to an integer: int32, below 64 * 2^25."""
+    np.multiply(a.value[:, :, None], b.value[:, None, :], out=work.products, dtype=work.products.dtype)
+    np.multiply(work.products, scale, out=work.products)
+    np.copyto(work.terms, work.products, casting="unsafe")  # toward zero
+    return np.add.reduce(work.terms, axis=0, dtype=np.int32)
+
+
+def _product_exponent(a: _Operand, b: _Operand, work: _Buffers) -> np.ndarray:
+    """The greatest exponent of the nonzero products, far below every exponent where there is none."""
+    np.add(a.exponent[:, :, None], b.exponent[:, None, :], out=work.exponents)
+    return np.maximum.reduce(work.exponents, axis=0)
+
+
+def _narrow_step(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct, work: _Buffers) -> np.ndarray:
+    """One step on finite words, rounded toward zero: float32 words [rows, columns] in and out."""
+    E = _product_exponent(a, b, work).astype(np.int32)
+    E += 127  # biased; the clamp keeps both scales normal and, by _narrow_enough, never binds where a term is not zero
+    np.maximum(E, (c >> np.uint32(23)).view(np.int32) & 0xFF, out=E)
+    np.maximum(E, 27, out=E)
+    scale = ((254 + unit.F - E) << 23).view(np.float32)
+    total = _sum_products(a, b, scale, work).astype(np.float64)
+    total += np.trunc(c.view(np.float32) * scale)
+    bits = total.view(np.int64)
+    bits &= np.int64(-1 << (52 - (23 if unit.out == "rz_fp32" else 13)))
+    result = total.astype(np.float32)
+    result *= ((E - unit.F) << 23).view(np.float32)
+    return result.view(np.uint32)
+
+
+def _power_of_two(exponent: np.ndarray) -> np.ndarray:
+    """2^exponent in float64."""
     return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
 
 
-def _fits_float32(a: _Operand, b: _Operand) -> bool:
-    """Whether every product and every aligned product is exact in float32."""
-    if a.exponent.dtype == np.int8:
-        return True
-    low = [int(x.exponent.min(where=x.value != 0, initial=200)) for x in (a, b)]
-    high = [int(x.exponent.max(where=x.value != 0, initial=-200)) for x in (a, b)]
-    return sum(low) >= -100 and sum(high) <= 125
-
-
-class _Step:
-    """The buffers and the arithmetic of one step on a [L, rows, N] block."""
-
-    def __init__(self, unit: DotProduct, rows: int, columns: int, dtype: type, exponent: np.dtype):
-        shape = (unit.L, rows, columns)
-        self.unit, self.dtype = unit, dtype
-        self.products, self.terms = np.empty(shape, dtype), np.empty(shape, np.int32)
-        self.exponents = np.empty(shape, exponent)
-
-    def alignment(self, a: _Operand, b: _Operand, c: np.ndarray) -> np.ndarray:
-        """E of each output: int16 [rows, N]. c is float64 without specials."""
-        np.add(a.exponent[:, :, None], b.exponent[:, None, :], out=self.exponents)
-        E = self.exponents.max(axis=0).astype(np.int16)
-        if self.exponents.dtype == np.int8:
-            E[E < -40] = _NONE
-        field = ((c.view(np.int64) >> 52) & 0x7FF).astype(np.int16) - np.int16(1023)
-        least = np.int16(self.unit.accumulator.emin)
-        E = np.maximum(E, np.where(c == 0, np.int16(_NONE), np.maximum(field, least)))
-        return E if self.unit.floor is None else np.maximum(E, np.int16(self.unit.floor))
-
-    def __call__(self, a: _Operand, b: _Operand, c: np.ndarray) -> np.ndarray:
-        """c + a . b of one step for finite operands; float64 [rows, N], exact values of accumulator words."""
-        E = self.alignment(a, b, c)
-        F = self.unit.F
-        np.multiply(a.value[:, :, None], b.value[:, None, :], out=self.products, dtype=self.dtype)
-        least = -100 if self.dtype is np.float32 else _NONE
-        self.products *= _power_of_two(F - np.maximum(E, np.int16(least)), self.dtype)
-        np.copyto(self.terms, self.products, casting="unsafe")  # toward zero
-        total = np.add.reduce(self.terms, axis=0, dtype=np.int32).astype(np.float64)
-        total += np.trunc(c * _power_of_two(F - E, np.float64))
-        return _round(total, E - np.int16(F), self.unit)
+def _wide_step(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct, work: _Buffers) -> np.ndarray:
+    """One step on finite words of any exponents: words of unit.accumulator [rows, columns] in and out."""
+    value, accumulator = values(c, unit.accumulator), unit.accumulator
+    E = _product_exponent(a, b, work).astype(np.int64)
+    E[E < (-40 if work.exponents.dtype == np.int8 else -500)] = _ABSENT // 2
+    exponent = np.maximum(np.frexp(value)[1] - 1, accumulator.emin)
+    E = np.maximum(E, np.where(value == 0, _ABSENT // 2, exponent))
+    E = E if unit.floor is None else np.maximum(E, unit.floor)
+    scale = _power_of_two(unit.F - E)
+    total = _sum_products(a, b, scale, work) + np.trunc(value * scale)
+    return _round(total, E - unit.F, unit)
 
 
 def _round(total: np.ndarray, exponent: np.ndarray, unit: DotProduct) -> np.ndarray:
-    """total * 2^exponent rounded by the unit's `out`; total holds integers below 2^34 in float64."""
+    """Words of total * 2^exponent rounded by unit.out; total holds integers below 2^34."""
+    scale = _power_of_two(exponent)
     if unit.out == "rne_fp16":
-        return (total * _power_of_two(exponent, np.float64)).astype(np.float16).astype(np.float64)
-    drop = 52 - (23 if unit.out == "rz_fp32" else 13)
-    result = (total.view(np.int64) & np.int64(-1 << drop)).view(np.float64) * _power_of_two(exponent, np.float64)
-    if exponent.min() < FP32.emin:  # fp32 keeps subnormals: toward zero there as well
-        tiny = np.abs(result) < 2.0**FP32.emin
-        result[tiny] = np.trunc(result[tiny] * 2.0**149) * 2.0**-149
-    return result.astype(np.float32).astype(np.float64)
+        return (total * scale).astype(np.float16).view(np.uint16)
+    keep = 23 if unit.out == "rz_fp32" else 13
+    result = (total.view(np.int64) & np.int64(-1 << (52 - keep))).view(np.float64) * scale
+    tiny = np.abs(result) < 2.0**FP32.emin  # fp32 keeps subnormals: toward zero there as well
+    result[tiny] = np.trunc(result[tiny] * 2.0**149) * 2.0**-149
+    return result.astype(np.float32).view(np.uint32)
 
 
-def _special(a: _Operand, b: _Operand, c: np.ndarray, finite: np.ndarray) -> np.ndarray:
-    """A step's results where infinities and NaN take part; `c` with them, `finite` the results without."""
-    nan, plus, minus = np.isnan(c), c == np.inf, c == -np.inf
+def _special(a: _Operand, b: _Operand, c: np.ndarray, finite: np.ndarray, fmt: Format) -> np.ndarray:
+    """A step's words where infinities and NaN take part: `c` with them, `finite` the step's words without."""
+    nan, infinite, negative = fmt.is_nan(c), fmt.is_inf(c), (c & fmt.word.type(fmt.sign)) != 0
+    plus, minus = infinite & ~negative, infinite & negative
     if a.special is not None or b.special is not None:
-        x = a.value if a.special is None else a.special
-        y = b.value if b.special is None else b.special
+        x, y = (o.value if o.special is None else o.special for o in (a, b))
         p = np.multiply(x[:, :, None], y[:, None, :], dtype=np.float64)
         nan, plus, minus = nan | np.isnan(p).any(0), plus | (p == np.inf).any(0), minus | (p == -np.inf).any(0)
-    result = np.where(plus, np.inf, np.where(minus, -np.inf, finite))
-    return np.where(nan | (plus & minus), np.nan, result)
+    result = np.where(plus, fmt.word.type(fmt.inf), np.where(minus, fmt.word.type(fmt.inf | fmt.sign), finite))
+    return np.where(nan | (plus & minus), fmt.word.type(fmt.nan), result)
 
 
 def _block(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct) -> np.ndarray:
-    """c + a . b for some rows: a [K, rows], b [K, N], c float64 [rows, N]; K a multiple of L."""
-    dtype = np.float32 if _fits_float32(a, b) else np.float64
-    step = _Step(unit, a.value.shape[1], b.value.shape[1], dtype, a.exponent.dtype)
+    """Words of c + a . b: a [K, rows], b [K, columns], c [rows, columns]; K a multiple of L."""
+    fmt = unit.accumulator
+    usable = np.where((c & fmt.word.type(fmt.exponent_mask)) == fmt.word.type(fmt.exponent_mask), fmt.word.type(0), c)
+    narrow = fmt is FP32 and _narrow_enough(a, b, usable)
+    step = _narrow_step if narrow else _wide_step
+    work = _Buffers.make((unit.L, *c.shape), a.exponent.dtype, wide=not narrow)
     for k in range(0, a.value.shape[0], unit.L):
-        part = slice(k, k + unit.L)
-        ak, bk = (_Operand(x.value[part], x.exponent[part], None if x.special is None else x.special[part]) for x in (a, b))
-        finite = np.isfinite(c)
-        if finite.all() and ak.special is None and bk.special is None:
-            c = step(ak, bk, c)
+        ak, bk = (x.part(slice(k, k + unit.L)) for x in (a, b))
+        top = (c & fmt.word.type(fmt.exponent_mask)) == fmt.word.type(fmt.exponent_mask)
+        if ak.special is None and bk.special is None and not top.any():
+            c = step(ak, bk, c, unit, work)
         else:
-            c = _special(ak, bk, c, step(ak, bk, np.where(finite, c, 0.0)))
+            c = _special(ak, bk, c, step(ak, bk, np.where(top, fmt.word.type(0), c), unit, work), fmt)
     return c
 
 
 def _matrix(a: np.ndarray, b: np.ndarray, c: np.ndarray, unit: DotProduct) -> np.ndarray:
-    """Words of c + a . b for one [M, K], [N, K], [M, N]."""
+    """Words of c + a . b for one [M, K], [N, K], [M, N]. The longer side is the inner axis, which NumPy likes."""
+    if a.shape[0] > b.shape[0]:
+        return _matrix(b, a, c.T, unit).T
     pad = -a.shape[1] % unit.L
     x, y = _decode(a, unit.operand, pad), _decode(b, unit.operand, pad)
-    accumulator = unit.accumulator
-    result = values(c, accumulator)
-    rows = max(1, _BLOCK // (unit.L * b.shape[0]))
+    columns = min(b.shape[0], _BLOCK // unit.L)
+    rows = max(1, _BLOCK // (unit.L * columns))
+    result = np.empty(c.shape, unit.accumulator.word)
     for m in range(0, a.shape[0], rows):
-        part = slice(m, m + rows)
-        result[part] = _block(x.rows(part), y, result[part], unit)
-    words = result.astype(np.float16 if accumulator is FP16 else np.float32).view(accumulator.word)
-    nan = np.isnan(result)
-    if nan.any():
-        words[nan] = accumulator.nan
-    return words
+        for n in range(0, b.shape[0], columns):
+            part = slice(m, m + rows), slice(n, n + columns)
+            block = np.ascontiguousarray(c[part])
+            result[part] = _block(x.part(slice(None), part[0]), y.part(slice(None), part[1]), block, unit)
+    return result
 
 
 def dot(a: np.ndarray, b: np.ndarray, c: np.ndarray, unit: DotProduct) -> np.ndarray:
@@ -173,6 +200,10 @@ def dot(a: np.ndarray, b: np.ndarray, c: np.ndarray, unit: DotProduct) -> np.nda
     if a.shape[-1] != b.shape[-1] or c.shape[-2:] != (a.shape[-2], b.shape[-2]):
         raise ValueError(f"a [M, K], b [N, K] and c [M, N] do not fit: {a.shape}, {b.shape}, {c.shape}")
     lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2], c.shape[:-2])
+    if lead and b.shape[:-2] == (1,) * len(lead):  # one b for all: more rows of a
+        a, c = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (a, c))
+        rows = dot(a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), c.reshape(-1, c.shape[-1]), unit)
+        return rows.reshape(c.shape)
     a, b, c = (np.broadcast_to(x, lead + x.shape[-2:]) for x in (a, b, c))
     result = np.empty(c.shape, unit.accumulator.word)
     with np.errstate(all="ignore"):
