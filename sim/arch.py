@@ -41,10 +41,17 @@ class DotProduct:
 
 @dataclass(frozen=True)
 class Arch:
-    """One GPU architecture: its name and its tensor core's dot products."""
+    """One GPU architecture: its name, its tensor core's dot products, and what its compiler does otherwise.
+
+    splits_mul_sub: fp32 loops are packed into pairs (mul2, sub2, fma2), and under fast math `a*b - c` is then a product
+                    and a subtraction that does not flush (NUMERICS section 3: read in generated code, not measured)
+    measured:       whole kernels agreed on this architecture in every word
+    """
 
     name: str
     units: tuple[DotProduct, ...]
+    splits_mul_sub: bool = False
+    measured: bool = False
 
     def dot(self, operand: Format, accumulator: Format = FP32) -> DotProduct:
         """The tensor core's dot product for these formats. Raises ValueError that lists what there is."""
@@ -78,10 +85,11 @@ ARCHS = {
         Arch("sm_80", _AMPERE),
         Arch("sm_86", _AMPERE),
         Arch("sm_89", _AMPERE + _fp8(16, 13, "rz_e8m13", None, LITERATURE)),
-        Arch("sm_90", _half(16, 25, -133, -21, H200) + _tf32(8, 25, -133, H200) + _fp8(32, 13, "rz_e8m13", None, H200)),
-        Arch("sm_100", _half(16, 25, -133, -21, LITERATURE) + _tf32(8, 25, -133, LITERATURE)),
+        Arch("sm_90", _half(16, 25, -133, -21, H200) + _tf32(8, 25, -133, H200) + _fp8(32, 13, "rz_e8m13", None, H200),
+             measured=True),
+        Arch("sm_100", _half(16, 25, -133, -21, LITERATURE) + _tf32(8, 25, -133, LITERATURE), splits_mul_sub=True),
         Arch("sm_120", _half(16, 25, None, -21, LITERATURE) + _tf32(8, 25, None, LITERATURE)
-             + _fp8(32, 25, "rz_fp32", None, LITERATURE)),
+             + _fp8(32, 25, "rz_fp32", None, LITERATURE), splits_mul_sub=True),
     )
 }
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from .formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 
-__all__ = ["add", "convert", "div", "flush", "fma", "fmax", "fmin", "mul", "neg", "sqrt", "sub"]
+__all__ = ["add", "convert", "div", "flush", "fma", "fmax", "fmin", "from_order_key", "mul", "neg", "order_key", "sqrt", "sub"]
 
 Words = np.ndarray
 _FLOAT = {FP32: np.float32, FP16: np.float16}
@@ -146,17 +146,22 @@ def sqrt(a: Words, fmt: Format = FP32) -> Words:
         return _finish(_narrow(np.sqrt(_wide(a, fmt, False).astype(np.float64)), fmt), fmt, False)
 
 
-def _order(a: Words, fmt: Format) -> np.ndarray:
-    """Signed integers that order words as the hardware does: -0 below +0."""
-    signed = a.view(f"i{fmt.bits // 8}")
-    return np.where(signed < 0, signed ^ (fmt.sign - 1), signed)
+def order_key(a: Words, fmt: Format) -> np.ndarray:
+    """Signed integers that order words (but NaN) as the hardware does: -0 below +0."""
+    signed = np.ascontiguousarray(a).view(f"i{fmt.bits // 8}")
+    return signed ^ ((signed >> (fmt.bits - 1)) & signed.dtype.type(fmt.sign - 1))
+
+
+def from_order_key(key: np.ndarray, fmt: Format) -> Words:
+    """The words of `order_key`'s integers: the same map, its own inverse."""
+    return order_key(key, fmt).view(fmt.word)
 
 
 def _pick(a: Words, b: Words, fmt: Format, ftz: bool, greater: bool) -> Words:
     a, b = np.broadcast_arrays(np.asarray(a, fmt.word), np.asarray(b, fmt.word))
     if ftz:
         a, b = flush(a, fmt), flush(b, fmt)
-    x, y = _order(np.ascontiguousarray(a), fmt), _order(np.ascontiguousarray(b), fmt)
+    x, y = order_key(a, fmt), order_key(b, fmt)
     r = np.where((x > y) if greater else (x < y), a, b)
     nan_a, nan_b = fmt.is_nan(a), fmt.is_nan(b)
     if nan_a.any() or nan_b.any():

@@ -78,18 +78,20 @@ class _Buffers:
     products: np.ndarray
     terms: np.ndarray
     exponents: np.ndarray
+    total: type
 
     @classmethod
-    def make(cls, shape: tuple[int, int, int], exponent: np.dtype, wide: bool) -> _Buffers:
-        return cls(np.empty(shape, np.float64 if wide else np.float32), np.empty(shape, np.int32), np.empty(shape, exponent))
+    def make(cls, unit: DotProduct, outputs: tuple[int, ...], exponent: np.dtype, wide: bool) -> _Buffers:
+        shape, total = (unit.L, *outputs), np.int32 if unit.L << (unit.F + 2) <= 1 << 31 else np.int64
+        return cls(np.empty(shape, np.float64 if wide else np.float32), np.empty(shape, np.int32), np.empty(shape, exponent), total)
 
 
 def _sum_products(a: _Operand, b: _Operand, scale: np.ndarray, work: _Buffers) -> np.ndarray:
-    """The sum of the products times `scale`, each truncated to an integer: int32, below 64 * 2^25."""
+    """The sum of the products times `scale`, each truncated to an integer: int32 where L products of 2^(F+2) fit."""
     np.multiply(a.value[:, :, None], b.value[:, None, :], out=work.products, dtype=work.products.dtype)
     np.multiply(work.products, scale, out=work.products)
     np.copyto(work.terms, work.products, casting="unsafe")  # toward zero
-    return np.add.reduce(work.terms, axis=0, dtype=np.int32)
+    return np.add.reduce(work.terms, axis=0, dtype=work.total)
 
 
 def _product_exponent(a: _Operand, b: _Operand, work: _Buffers) -> np.ndarray:
@@ -162,7 +164,7 @@ def _block(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct) -> np.ndar
     usable = np.where((c & fmt.word.type(fmt.exponent_mask)) == fmt.word.type(fmt.exponent_mask), fmt.word.type(0), c)
     narrow = fmt is FP32 and _narrow_enough(a, b, usable)
     step = _narrow_step if narrow else _wide_step
-    work = _Buffers.make((unit.L, *c.shape), a.exponent.dtype, wide=not narrow)
+    work = _Buffers.make(unit, c.shape, a.exponent.dtype, wide=not narrow)
     for k in range(0, a.value.shape[0], unit.L):
         ak, bk = (x.part(slice(k, k + unit.L)) for x in (a, b))
         top = (c & fmt.word.type(fmt.exponent_mask)) == fmt.word.type(fmt.exponent_mask)

@@ -1,12 +1,12 @@
 """MUFU: the GPU's approximate exp2, reciprocal and reciprocal square root, words in and words out.
 
-A quadratic in the low mantissa bits, with coefficients from a table by the leading bits and a truncated squarer (Oberman &
-Siu, ARITH-17, 2005). The tables are recovered from H200 words of every mantissa (tools/recover_mufu.py, mufu_tables.py).
+A quadratic in the low mantissa bits, with coefficients from a table by the leading bits and a truncated squarer
+(Oberman & Siu, ARITH-17, 2005). The tables are recovered from H200 words of every mantissa (tools/recover_mufu.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 
 import numpy as np
@@ -51,7 +51,7 @@ def _rows(name: str, c0_shift: int, bias: int, c2_shift: int) -> tuple[np.ndarra
     return (c0 << c0_shift) + bias, c1.copy(), (c2 << c2_shift).astype(np.int32)
 
 
-def _interpolate(rows: tuple[np.ndarray, np.ndarray, np.ndarray], row: np.ndarray, x: np.ndarray, doubled: int = 0) -> np.ndarray:
+def _interpolate(rows: Sequence[np.ndarray], row: np.ndarray, x: np.ndarray, doubled: int = 0) -> np.ndarray:
     """C0 + C1*x + C2*sq(x << doubled) with the coefficients of `row`, int64."""
     c0, c1, c2 = rows
     row, x = row.astype(np.int64), x.astype(np.int64)
@@ -86,8 +86,9 @@ def ex2(x: np.ndarray) -> np.ndarray:
 
 @_in_blocks
 def rcp(x: np.ndarray) -> np.ndarray:
-    """1/x, `rcp.approx.ftz.f32`: fp32 words, any shape. +-0 and subnormals give +-inf, |x| > 2**126 gives +-0, NaN 0x7fffffff.
+    """1/x, `rcp.approx.ftz.f32`: fp32 words, any shape. NaN gives 0x7fffffff.
 
+    +-0 and subnormals give +-inf; |x| > 2**126 gives +-0, because the result would be subnormal.
     Source: H200, every mantissa and 32768 words of any size.
     """
     sign, x = x & _SIGN, (x & ~_SIGN).view(np.int32)
@@ -102,9 +103,10 @@ def rcp(x: np.ndarray) -> np.ndarray:
 
 @_in_blocks
 def rsqrt(x: np.ndarray) -> np.ndarray:
-    """1/sqrt(x), `rsqrt.approx.ftz.f32`: fp32 words, any shape. +-0 and subnormals give +-inf, x < 0 and NaN 0x7fffffff.
+    """1/sqrt(x), `rsqrt.approx.ftz.f32`: fp32 words, any shape. x < 0 and NaN give 0x7fffffff.
 
-    A power of four is exact. Source: H200, every mantissa of [1, 4) and 32768 words of any size.
+    +-0 and subnormals give +-inf; a power of four is exact.
+    Source: H200, every mantissa of [1, 4) and 32768 words of any size.
     """
     magnitude = (x & ~_SIGN).view(np.int32)
     scaled = magnitude - (127 << 23)
@@ -121,8 +123,9 @@ def rsqrt(x: np.ndarray) -> np.ndarray:
 
 
 def exp2f(x: np.ndarray, fast_math: bool) -> np.ndarray:
-    """CUDA's exp2f on fp32 words, any shape: `ex2` under fast math; precise, x < -126 gives ex2(x/2)**2, subnormals kept.
+    """CUDA's exp2f on fp32 words, any shape: `ex2` under fast math.
 
+    Precise: for x < -126 it is ex2(x/2) squared, which keeps subnormals; else ex2.
     Source: H200, 16384 words each, fast and precise.
     """
     if fast_math:

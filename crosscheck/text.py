@@ -1,0 +1,36 @@
+"""Small pieces of prose that every report shares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["count", "json_number", "list_of", "plural", "shape"]
+
+
+def plural(noun: str, number: int = 2) -> str:
+    """The noun for that many."""
+    if number == 1:
+        return noun
+    return noun + ("es" if noun.endswith("ch") else "s")
+
+
+def count(number: int, noun: str) -> str:
+    """"1 row", "2 rows"."""
+    return f"{number} {plural(noun, number)}"
+
+
+def list_of(texts: list[str], word: str = "and") -> str:
+    """"a", "a and b", "a, b and c"."""
+    return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
+
+
+def shape(array: np.ndarray) -> str:
+    """"[1, 256, 1, 128]"."""
+    return str(list(array.shape))
+
+
+def json_number(value: float) -> Any:
+    """The number, or a string ("nan", "inf", "-inf") for what JSON cannot hold."""
+    return value if np.isfinite(value) else repr(float(value))

@@ -1,0 +1,188 @@
+"""The machine that tile operators compute through. A new reading of a kernel is a new machine.
+
+A machine's values are NumPy arrays of a dtype that the machine chooses: tile operators index, reshape and broadcast them
+and do nothing else with them. `Exact` holds words and gives the GPU's; `Recorder` is the same and listens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import arith, mma, mufu
+from .arch import Arch
+from .formats import FP32, Format
+from .layout import Reduction
+
+__all__ = ["Event", "Exact", "Recorder"]
+
+
+class Exact:
+    """Exact words: every method gives the words that the GPU's instruction gives.
+
+    arch: the architecture; fast_math: TL_ENABLE_FAST_MATH (approximate division, exp2 by MUFU alone, ftz).
+    """
+
+    def __init__(self, arch: Arch, fast_math: bool):
+        self.arch, self.fast_math = arch, fast_math
+
+    def dtype(self, fmt: Format) -> np.dtype:
+        """The NumPy dtype of values of `fmt`."""
+        return fmt.word
+
+    def from_words(self, words: np.ndarray, fmt: Format) -> np.ndarray:
+        return words
+
+    def to_words(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return x
+
+    def constant(self, value: float, fmt: Format) -> np.ndarray:
+        """A Python float as the kernel's constant: rounded to float32 once, then to `fmt`."""
+        with np.errstate(over="ignore"):
+            word = np.float32(value).view(np.uint32)
+        return arith.convert(np.asarray(word), FP32, fmt)
+
+    def convert(self, x: np.ndarray, src: Format, dst: Format) -> np.ndarray:
+        return arith.convert(x, src, dst)
+
+    def add(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.add(a, b, fmt, self.fast_math)
+
+    def sub(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.sub(a, b, fmt, self.fast_math)
+
+    def mul(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.mul(a, b, fmt, self.fast_math)
+
+    def mul_add(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
+        """a * b + c as the compiler contracts it: one fma on every architecture here (NUMERICS section 3)."""
+        return arith.fma(a, b, c, fmt, self.fast_math)
+
+    def mul_sub(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
+        """a * b - c as the compiler contracts it: one fma, but not where fast math packs pairs (arch.splits_mul_sub)."""
+        if self.fast_math and self.arch.splits_mul_sub:
+            return arith.sub(self.mul(a, b, fmt), c, fmt, ftz=False)
+        return arith.fma(a, b, arith.neg(c, fmt), fmt, self.fast_math)
+
+    def div(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        if fmt is not FP32:
+            raise ValueError(f"division of {fmt.name} is not modelled, only float32")
+        return mufu.divide(a, b, self.fast_math)
+
+    def max(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.fmax(a, b, fmt, self.fast_math)
+
+    def min(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.fmin(a, b, fmt, self.fast_math)
+
+    def abs(self, a: np.ndarray, fmt: Format) -> np.ndarray:
+        return a & fmt.word.type(fmt.sign - 1)
+
+    def exp2(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        if fmt is not FP32:
+            raise ValueError(f"exp2 of {fmt.name} is not modelled, only float32")
+        return mufu.exp2f(x, self.fast_math)
+
+    def select(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return np.where(condition, a, b)
+
+    def dot(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, operand: Format, accumulator: Format) -> np.ndarray:
+        """c + a @ b.T on the tensor core: a [blocks, M, K], b [blocks, N, K], c [blocks, M, N]."""
+        return mma.dot(a, b, c, self.arch.dot(operand, accumulator))
+
+    def reduce(self, op: str, x: np.ndarray, order: Reduction, fmt: Format) -> np.ndarray:
+        """x [..., N] reduced over its last axis in the device's order; op is "sum", "max" or "min"."""
+        if op != "sum":
+            return _extreme(x, fmt, op == "max", self.fast_math)
+        x = np.concatenate([x, np.zeros(x.shape[:-1] + (1,), x.dtype)], axis=-1)[..., order.columns]
+        x = np.ascontiguousarray(np.moveaxis(x, -2, 0))  # [steps, ..., lanes]
+        total = self._sum_in_order(x, fmt)
+        lanes = np.arange(order.lanes)
+        offset = order.lanes // 2
+        while offset:
+            total = self.add(total, total[..., lanes ^ offset], fmt)
+            offset //= 2
+        return total[..., 0]
+
+    def _sum_in_order(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """x[0] + x[1] + ... from +0. Where no step can meet a subnormal, host sums do and NaN is mended at the end."""
+        plain = fmt is FP32 and not self.fast_math
+        if fmt is FP32 and self.fast_math:
+            plain = not ((x > 0) & (x < FP32.min_normal) | (x > FP32.sign)).any()  # then sums only grow
+        total = np.zeros(x.shape[1:], x.dtype)
+        if not plain:
+            for step in x:
+                total = self.add(total, step, fmt)
+            return total
+        with np.errstate(all="ignore"):
+            for step in x:
+                np.add(total.view(np.float32), step.view(np.float32), out=total.view(np.float32))
+        nan = fmt.is_nan(total)
+        total[nan] = fmt.nan
+        return total
+
+    def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: Format) -> None:
+        """A tile operator stored `x` in `buffer`; for machines that listen."""
+
+
+def _extreme(x: np.ndarray, fmt: Format, greatest: bool, ftz: bool) -> np.ndarray:
+    """fmaxf or fminf over the last axis from -inf or +inf, in any order: they order -0 below +0 and drop NaN."""
+    order = arith.order_key(x, fmt)
+    limits = np.iinfo(order.dtype)
+    nan = fmt.is_nan(x)
+    if nan.any():
+        order = np.where(nan, limits.min if greatest else limits.max, order)
+    best = order.max(axis=-1) if greatest else order.min(axis=-1)
+    empty = best == (limits.min if greatest else limits.max)
+    identity = fmt.word.type(fmt.inf | (fmt.sign if greatest else 0))
+    result = np.where(empty, identity, arith.from_order_key(best, fmt))
+    return arith.flush(result, fmt) if ftz else result
+
+
+@dataclass
+class Event:
+    """One tile operator's store: what wrote which buffer in which iteration, through which machine functions.
+
+    nan, infinite, total: elements of the stored tile that are NaN, are infinite, and all of them
+    """
+
+    operator: str
+    buffer: str
+    iteration: int | None
+    functions: tuple[str, ...]
+    nan: int
+    infinite: int
+    total: int
+
+
+class Recorder(Exact):
+    """The exact machine with a recorder: `events` lists what every tile operator stored, in order."""
+
+    def __init__(self, arch: Arch, fast_math: bool):
+        super().__init__(arch, fast_math)
+        self.events: list[Event] = []
+        self._functions: list[str] = []
+
+    def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: Format) -> None:
+        words = self.to_words(x, fmt)
+        nan, infinite = int(fmt.is_nan(words).sum()), int(fmt.is_inf(words).sum())
+        self.events.append(Event(operator, buffer, iteration, tuple(self._functions), nan, infinite, words.size))
+        self._functions = []
+
+
+def _listened(name: str) -> Callable[..., np.ndarray]:
+    """Exact's method `name`, which also notes its name for the next event."""
+
+    def method(self: Recorder, *arguments: Any) -> np.ndarray:
+        self._functions.append(name)
+        result: np.ndarray = getattr(Exact, name)(self, *arguments)
+        return result
+
+    return method
+
+
+for _name in ("convert", "add", "sub", "mul", "mul_add", "mul_sub", "div", "max", "min", "abs", "exp2", "select", "dot", "reduce"):
+    setattr(Recorder, _name, _listened(_name))
