@@ -2,7 +2,16 @@
 
 import sys
 
-from .cli import main
+
+def main() -> int:
+    """The command line's exit code, also when it is interrupted while it loads."""
+    try:
+        from .cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,11 +18,13 @@ from .terminal import Progress, Style
 
 __all__ = ["add", "run"]
 
+NAME = "capture"
+
 
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "run the TileLang kernel on the GPU and write q, k, v, o as words, with a manifest beside them"
-    parser = verbs.add_parser("capture", help=text, description=text, parents=[schedule_flags(), report_flags(gpu=False)])
+    parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags(gpu=False)])
     parser.add_argument("file", type=Path, metavar="FILE.npz")
     parser.set_defaults(run=run)
 
@@ -31,19 +33,26 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     """Capture; nothing is written unless the kernel ran. Raises UsageError when there is no GPU of --arch."""
     check_out(args.file, "FILE.npz")
     asked = request(args)
-    device, _ = find_gpu("require", asked.arch)
-    assert device is not None
+    device, reason = find_gpu("auto", asked.arch)
+    if device is None:
+        raise UsageError(reason)
     with Progress(1) as progress:
         progress.step(f"running on the {device.name}")
         ((words, fmt),) = on_gpu([(*asked.arrays(), asked.schedule)])
     arrays = {"q": asked.q, "k": asked.k, "v": asked.v, "o": words}
-    facts = device.info | {"command": _command(args), "date": datetime.date.today().isoformat(), "seed": given(args, "seed")}
+    facts = device.info | {
+        "command": _command(args),
+        "date": datetime.date.today().isoformat(),
+        "seed": given(args, "seed"),
+    }
     facts |= {"cells": [asked.describe()]}
     try:
         save_capture(args.file, {name: (array, fmt) for name, array in arrays.items()}, facts)
     except (CaptureError, OSError) as error:
         raise UsageError(f"FILE.npz {args.file} cannot be written: {error}") from error
-    text = f"wrote {args.file} and {args.file.with_suffix('.json')}: q, k, v, o as {fmt.name} words from the {device.name}"
+    text = (
+        f"wrote {args.file} and {args.file.with_suffix('.json')}: q, k, v, o as {fmt.name} words from the {device.name}"
+    )
     return Result(SAME, text, {"verb": "capture", "file": str(args.file), "device": device.name} | asked.describe())
 
 

@@ -19,6 +19,7 @@ from . import capture, compare, run, seed
 from .flags import UsageError
 from .result import UNDETERMINED, USAGE, Result
 from .terminal import Style
+from .text import list_of
 
 __all__ = ["main", "parser"]
 
@@ -31,6 +32,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument ([^:]+): ", r"\1 ", message)
+        message = re.sub(
+            r"^(\S+) invalid choice: (\S+) \(choose from (.*)\)$", r"\1 must be one of \3, not \2", message
+        )
+        message = message.replace("ignored explicit argument", "takes no value, not")
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
 
@@ -38,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     text = "Check TileLang kernels word for word: simulator against GPU or captured words."
     top = Parser(prog="crosscheck", description=text, epilog=CODES, allow_abbrev=False)
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     for verb in VERBS:
         verb.add(verbs)
     return top
@@ -47,7 +52,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; nothing is raised for what a user can do."""
     try:
-        args = parser().parse_args(argv)
+        top = parser()
+        args = top.parse_args(argv)
+        if args.verb is None:
+            top.error(f"VERB must be given, one of {list_of([v.NAME for v in VERBS], 'or')} (--help says more)")
         code = _run(args)
         sys.stdout.flush()
         return code

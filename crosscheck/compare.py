@@ -18,6 +18,8 @@ from .text import count
 
 __all__ = ["add", "run"]
 
+NAME = "diff"
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -38,13 +40,18 @@ class Compared:
         return "\n".join([self.found.message(self.name, "A", "B"), *(f"  in {line}" for line in self.rows)])
 
     def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "same": self.same, "diff": self.found and self.found.to_json(), "reason": self.reason or None}
+        return {
+            "name": self.name,
+            "same": self.same,
+            "diff": self.found and self.found.to_json(),
+            "reason": self.reason or None,
+        }
 
 
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "compare two files of words, every array by its name"
-    parser = verbs.add_parser("diff", help=text, description=text, parents=[report_flags(gpu=False)])
+    parser = verbs.add_parser(NAME, help=text, description=text, parents=[report_flags(gpu=False)])
     parser.add_argument("a", type=Path, metavar="A.npz")
     parser.add_argument("b", type=Path, metavar="B.npz")
     parser.set_defaults(run=run)

@@ -5,6 +5,7 @@ Two results are the same when every word is; a NaN equals a NaN with the same bi
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,24 +112,32 @@ class Diff:
         lines = [f"{name}: {self.different} of {words} {'differs' if self.different == 1 else 'differ'} {kind_of}"]
         for kind, title in KINDS.items():
             if kind != "same" and self.counts[kind]:
-                lines.append(f"  {title:<20}{self.counts[kind]:>10}{self._histogram() if kind == 'value' else ''}")
+                lines.append(f"  {title:<20}{self.counts[kind]:>10}")
+                lines += self._histogram() if kind == "value" else []
         assert self.first is not None
         lines.append(f"  first at {list(self.first)}")
         return "\n".join(lines + self._table(actual, expected))
 
-    def _histogram(self) -> str:
-        return "   ULP distance: " + ", ".join(f"{bucket} in {number}" for bucket, number in self.ulp.items())
+    def _histogram(self) -> list[str]:
+        """Elements per ULP distance, as lines of at most 80 columns."""
+        cells = ", ".join(f"{bucket}:\xa0{number}" for bucket, number in self.ulp.items())
+        lines = textwrap.wrap(f"per ULP distance: {cells}", 80, initial_indent="    ", subsequent_indent="    ")
+        return [line.replace("\xa0", " ") for line in lines]
 
     def _table(self, actual: str, expected: str) -> list[str]:
         """The short list, its columns aligned."""
         rows = [("index", actual, "", expected, "", "")]
-        digits = self.format.bits // 4
+        digits, precision = self.format.bits // 4, 9 if self.format.bits == 32 else 6
         for d in self.listed:
-            left, right = f"{d.actual_word:#0{digits + 2}x}", f"{d.expected_word:#0{digits + 2}x}"
+            words = [f"{word:#0{digits + 2}x}" for word in (d.actual_word, d.expected_word)]
+            numbers = [f"{value:.{precision}g}" for value in (d.actual, d.expected)]
             note = KINDS[d.kind] if d.ulp is None else f"{d.ulp} ULP"
-            rows.append((str(list(d.index)), left, f"{d.actual:.9g}", right, f"{d.expected:.9g}", note))
+            rows.append((str(list(d.index)), words[0], numbers[0], words[1], numbers[1], note))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
-        lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         rest = self.different - len(self.listed)
         return lines + ([f"  ... and {rest} more"] if rest else [])
 
@@ -221,4 +230,3 @@ def _listed(
         index = tuple(int(n) for n in np.unravel_index(where[i], shape))
         listed.append(Difference(index, kind, int(left[i]), int(right[i]), float(actual[i]), float(expected[i]), ulp))
     return tuple(listed)
-

@@ -33,7 +33,7 @@ DEFAULTS: dict[str, Any] = {
 SHAPE_FLAGS = ("batch", "heads", "heads_kv", "seq", "seq_kv", "dim")
 SCHEDULE_FLAGS = tuple(DEFAULTS)
 MOST = 2**31 - 1
-MOST_ELEMENTS = 2**34
+MOST_ELEMENTS = 2**31
 
 
 class UsageError(Exception):
@@ -111,7 +111,12 @@ def _add_input_flags(parser: argparse.ArgumentParser) -> None:
     add("--dim", type=integer(1), metavar="N", help="head dimension (default 128)")
     add("--dtype", type=one_of(*inputs.DTYPES), metavar="TYPE", help=f"{list_of(list(inputs.DTYPES), 'or')}")
     families = ", ".join(inputs.FAMILIES)
-    add("--inputs", type=_inputs, metavar="WHAT", help=f"{families}, const:C, or a FILE.npz with q, k and v (default normal)")
+    add(
+        "--inputs",
+        type=_inputs,
+        metavar="WHAT",
+        help=f"{families}, const:C, or a FILE.npz with q, k and v (default normal)",
+    )
     add("--seed", type=integer(0), metavar="N", help="of the inputs (default 0)")
 
 
@@ -121,7 +126,13 @@ def report_flags(gpu: bool = True) -> argparse.ArgumentParser:
     add = parser.add_argument_group("report").add_argument
     if gpu:
         text = "also run the TileLang kernel: when it can, never, or else fail (default auto)"
-        add("--gpu", type=one_of("auto", "off", "require"), default="auto", metavar="WHEN", help=f"auto, off or require: {text}")
+        add(
+            "--gpu",
+            type=one_of("auto", "off", "require"),
+            default="auto",
+            metavar="WHEN",
+            help=f"auto, off or require: {text}",
+        )
     add("--json", action="store_true", help="one JSON object on stdout, everything else on stderr")
     return parser
 
@@ -194,7 +205,9 @@ def _from_family(args: argparse.Namespace, family: str) -> tuple[Format, np.ndar
     shape = inputs.Shape(size["batch"], size["heads"], heads_kv, size["seq"], seq_kv, size["dim"])
     for name, dims in (("q", shape.q), ("k", shape.kv)):
         if np.prod(np.array(dims, float)) > MOST_ELEMENTS:
-            raise UsageError(f"--batch, --heads, --seq and --dim give {name} {list(dims)}, more than {MOST_ELEMENTS} elements")
+            raise UsageError(
+                f"--batch, --heads, --seq and --dim give {name} {list(dims)}, more than {MOST_ELEMENTS} elements"
+            )
     fmt = inputs.DTYPES[given(args, "dtype")]
     try:
         return fmt, *inputs.make(family, shape, fmt, given(args, "seed"))
@@ -210,11 +223,13 @@ def _from_file(args: argparse.Namespace, path: Path) -> tuple[Format, np.ndarray
         raise UsageError(f"--inputs {error}") from error
     missing = [name for name in "qkv" if name not in arrays]
     if missing:
-        raise UsageError(f"--inputs {path} must hold arrays q, k and v, and {list_of(missing)} is missing")
+        raise UsageError(f"--inputs {path} must hold arrays q, k and v, and has no {list_of(missing, 'or')}")
     (q, fmt), (k, k_format), (v, v_format) = (arrays[name] for name in "qkv")
     if not fmt == k_format == v_format or fmt.name not in inputs.DTYPES:
         names = list_of([fmt.name, k_format.name, v_format.name])
-        raise UsageError(f"--inputs {path} must hold q, k and v all of {list_of(list(inputs.DTYPES), 'or')}, not {names}")
+        raise UsageError(
+            f"--inputs {path} must hold q, k and v all of {list_of(list(inputs.DTYPES), 'or')}, not {names}"
+        )
     _check_shapes(path, q, k, v)
     size = {"batch": q.shape[0], "heads": q.shape[2], "heads_kv": k.shape[2], "seq": q.shape[1], "seq_kv": k.shape[1]}
     for name, found in (size | {"dim": q.shape[3], "dtype": fmt.name}).items():
@@ -234,4 +249,6 @@ def _check_shapes(path: Path, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> No
             f"--inputs {path} must hold q [batch, seq, heads, dim] and k and v [batch, seq_kv, heads_kv, dim], {shapes}"
         )
     if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3] or q.shape[2] % k.shape[2]:
-        raise UsageError(f"--inputs {path} must hold q, k and v of one batch and dim, heads a multiple of heads_kv, {shapes}")
+        raise UsageError(
+            f"--inputs {path} must hold q, k and v of one batch and dim, heads a multiple of heads_kv, {shapes}"
+        )

@@ -1,7 +1,8 @@
 """Inputs q, k, v by the name of a family and a seed: the same words on every machine.
 
-The random bits are the raw stream of PCG64, which NumPy promises to keep; they become numbers by integer sums and powers of
-two, exact in float32, and one rounding to the format. Nothing here calls a function whose last bit depends on the CPU.
+The random bits are the raw stream of PCG64, which NumPy promises to keep; they become numbers by integer sums and
+powers of two, exact in float32, and one rounding to the format. Nothing here calls a function whose last bit depends on
+the CPU.
 """
 
 from __future__ import annotations
@@ -104,16 +105,18 @@ def _normal(shape: Shape, fmt: Format, seed: int) -> QKV:
 
 
 def _large(shape: Shape, fmt: Format, seed: int) -> QKV:
-    """q and k 16 times as large: scores differ by hundreds, so that exp2 underflows, and overflows without a running max."""
+    """q and k 16 times as large: scores differ by hundreds, so exp2 underflows, and overflows without a running max."""
     q, k = (_normal_array(s, fmt, seed, i, exponent=4) for i, s in enumerate((shape.q, shape.kv)))
     return q, k, _normal_array(shape.kv, fmt, seed, 2)
 
 
 def _tiny_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int) -> np.ndarray:
-    """About normal times 2**-e, e uniform over a range around the format's smallest normal value (and 2**-10 upwards)."""
+    """About normal times 2**e: half of the e among the format's least exponents, half from -25 to -10."""
     bits, size = _bits(seed, stream), math.prod(shape)
     integers, draw = _gaussian(bits, size), _uniform16(bits, size)
-    least = fmt.emin - fmt.fraction_bits  # the smallest subnormal is 2**least; -133 for bfloat16, so that 2**(least - 16) is float32's
+    least = (
+        fmt.emin - fmt.fraction_bits
+    )  # the smallest subnormal is 2**least; -133 for bfloat16, so that 2**(least - 16) is float32's
     near_least = least + draw // 2 % 16
     moderate = -10 - draw // 2 % 16
     return _rounded(integers, np.where(draw % 2 == 0, near_least, moderate) - 16, fmt).reshape(shape)

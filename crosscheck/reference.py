@@ -1,4 +1,4 @@
-"""Float64 attention to measure errors against; never part of the exact path, so it may use the host's exp and matmul."""
+"""Float64 attention to measure errors against; no part of the exact path, so it may use the host's exp and matmul."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Errors:
 
 
 def errors(words: np.ndarray, fmt: Format, reference: np.ndarray) -> Errors:
-    """The error of output `words` of `fmt` against float64 `reference` of the same shape; NaN is left out and counted."""
+    """The error of output `words` of `fmt` against float64 `reference`, same shape; NaN is left out and counted."""
     out = values(words, fmt)
     nan, nan_reference = np.isnan(out), np.isnan(reference)
     both = np.isfinite(out) & np.isfinite(reference)

@@ -41,12 +41,16 @@ def per_head(flags: np.ndarray, limit: int = 12) -> list[str]:
 
     flags: [batch, seq, heads, dim]. Nothing flagged gives no line; a single batch and head is not named.
     """
-    rows = np.asarray(flags, bool).any(axis=3).transpose(0, 2, 1)
+    rows = np.asarray(np.any(flags, axis=3)).transpose(0, 2, 1)
     groups: dict[str, list[tuple[int, int]]] = {}
     for batch, head in np.argwhere(rows.any(axis=2)).tolist():
         groups.setdefault(phrase(rows[batch, head]), []).append((batch, head))
     lines = [_where(members, rows.shape[:2]) + text for text, members in groups.items()]
-    return lines if len(lines) <= limit else [*lines[: limit - 1], f"... and {len(lines) - limit + 1} more groups of heads"]
+    return (
+        lines
+        if len(lines) <= limit
+        else [*lines[: limit - 1], f"... and {len(lines) - limit + 1} more groups of heads"]
+    )
 
 
 def _where(members: list[tuple[int, int]], shape: tuple[int, ...]) -> str:
@@ -70,9 +74,9 @@ def _where(members: list[tuple[int, int]], shape: tuple[int, ...]) -> str:
 def nan_map(flags: np.ndarray, unicode: bool = True, width: int = 64, height: int = 16) -> str:
     """A small picture of the flagged elements of an output [batch, seq, heads, dim].
 
-    One line per (batch, head) with the query rows from left to right. When there is a single head and some of its rows are
-    flagged in part, query rows run downwards and columns of dim to the right. A cell is full when all of it is flagged
-    and shaded when some of it is, so no flagged element is lost.
+    One line per (batch, head) with the query rows from left to right. When there is a single head and some of its rows
+    are flagged in part, query rows run downwards and columns of dim to the right. A cell is full when all of it is
+    flagged and shaded when some of it is, so no flagged element is lost.
     """
     flags = np.asarray(flags, bool)
     cells = UNICODE_CELLS if unicode else ASCII_CELLS
@@ -86,7 +90,9 @@ def nan_map(flags: np.ndarray, unicode: bool = True, width: int = 64, height: in
 def _by_head(flags: np.ndarray, cells: tuple[str, ...], width: int, height: int) -> str:
     batches, seq, heads, _ = flags.shape
     step = _step(seq, width)
-    picture = [cells[0] + " none  " + cells[1] + " some  " + cells[2] + f" all NaN; one cell is {count(step, 'query row')}"]
+    picture = [
+        cells[0] + " none  " + cells[1] + " some  " + cells[2] + f" all NaN; one cell is {count(step, 'query row')}"
+    ]
     names = [(f"batch {b} " if batches > 1 else "") + f"head {h}" for b in range(batches) for h in range(heads)]
     margin = max(len(name) for name in names)
     picture.append(" " * (margin + 2) + _ruler(seq, step))

@@ -19,14 +19,16 @@ from .result import DIFFERS, SAME, Result
 from .rows import nan_map, per_head
 from .simulate import Device, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
-from .text import shape
+from .text import count, shape
 
 __all__ = ["add", "check_out", "run"]
+
+NAME = "run"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A simulated request: output words [batch, seq, heads, dim], their error, and the difference from the GPU's words."""
+    """A simulated request: output words [batch, seq, heads, dim], their error, the difference from the GPU's."""
 
     request: Request
     format: Format
@@ -50,7 +52,7 @@ class Outcome:
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "simulate a schedule on inputs: NaN rows, error against float64"
-    parser = verbs.add_parser("run", help=text, description=text, parents=[schedule_flags(), report_flags()])
+    parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags()])
     parser.add_argument("--out", type=Path, metavar="FILE.npz", help="save the output's words as array o")
     parser.set_defaults(run=run)
 
@@ -62,7 +64,10 @@ def check_out(path: Path | None, name: str) -> None:
     if path.suffix != ".npz":
         raise UsageError(f"{name} must be the name of a .npz file, not {str(path)!r}")
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(f"{name} {path} cannot be written: " + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}"))
+        raise UsageError(
+            f"{name} {path} cannot be written: "
+            + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+        )
 
 
 def run(args: argparse.Namespace, style: Style) -> Result:
@@ -70,7 +75,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     check_out(args.out, "--out")
     asked = request(args)
     device, reason = find_gpu(args.gpu, asked.arch)
-    outcome = _outcome(asked, device, reason)
+    outcome = _outcome(asked, device, reason, required=args.gpu == "require")
     if args.out:
         try:
             save_arrays(args.out, {"o": (outcome.words, outcome.format)})
@@ -80,16 +85,21 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     return Result(code, _report(outcome, style), outcome.to_json())
 
 
-def _outcome(asked: Request, device: Device | None, reason: str) -> Outcome:
-    """Simulate, measure the error, run the GPU if there is one."""
+def _outcome(asked: Request, device: Device | None, reason: str, required: bool) -> Outcome:
+    """Simulate, measure the error, run the GPU if there is one; its kernel must run if `required`."""
     q, k, v = asked.arrays()
     with Progress(3 if device else 2) as progress:
         progress.step(f"simulating for {asked.arch}")
         words, fmt = on_simulator(q, k, v, asked.schedule, asked.arch)
         live = None
         if device:
-            progress.step(f"running on the {device.name}")
-            (live,) = on_gpu([(q, k, v, asked.schedule)])
+            progress.step(f"compiling and running on the {device.name}")
+            try:
+                (live,) = on_gpu([(q, k, v, asked.schedule)])
+            except UsageError as error:
+                if required:
+                    raise
+                reason = f"no GPU run: {error}"
         progress.step("float64 reference")
         reference = attention(asked.q, asked.k, asked.v, asked.format, asked.schedule.causal)
         found = errors(words, fmt, reference)
@@ -100,7 +110,9 @@ def _outcome(asked: Request, device: Device | None, reason: str) -> Outcome:
 def _report(outcome: Outcome, style: Style) -> str:
     asked, s, found = outcome.request, outcome.request.schedule, outcome.errors
     mode = f"{'causal' if s.causal else 'full'}, {'fast math' if s.fast_math else 'precise math'}"
-    lines = [style.paint(f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mode}, simulated for {asked.arch}", "bold")]
+    lines = [
+        style.paint(f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mode}, simulated for {asked.arch}", "bold")
+    ]
     lines.append(f"  threads {s.threads}, stages {s.num_stages}")
     lines.append(f"  inputs     {asked.inputs}: {asked.format.name}, q {shape(asked.q)}, k and v {shape(asked.k)}")
     lines.append("  NaN        " + _nan(outcome, style))
@@ -129,11 +141,14 @@ def _error_lines(outcome: Outcome) -> list[str]:
     found = outcome.errors
     if not found.compared:
         return ["  error      nothing to compare with float64"]
-    left_out = "" if found.compared == found.size else f" over the {found.compared} elements finite in both"
-    return [
-        f"  error      max {found.max_abs:.6g}, mean {found.mean_abs:.6g} against float64{left_out}",
-        f"             max {found.max_ulp:.4g}, mean {found.mean_ulp:.4g} ULP of {outcome.format.name}, worst at {list(found.worst or ())}",
+    lines = [
+        f"  error      max {found.max_abs:.6g}, mean {found.mean_abs:.6g} against float64",
+        f"             max {found.max_ulp:.4g}, mean {found.mean_ulp:.4g} ULP of {outcome.format.name}",
     ]
+    lines[1] += f", worst at {list(found.worst or ())}"
+    if found.compared < found.size:
+        lines.append(f"             over the {count(found.compared, 'element')} finite in both")
+    return lines
 
 
 def _gpu_lines(outcome: Outcome, style: Style) -> list[str]:

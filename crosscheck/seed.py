@@ -24,6 +24,8 @@ from .text import count
 
 __all__ = ["CASES", "Case", "Cell", "add", "run"]
 
+NAME = "seed"
+
 CAPTURES = Path(__file__).resolve().parent.parent / "tests" / "captures" / "h200"
 FREE_FLAGS = ("variant", "arch")  # the schedule flags that the seed's cases leave open
 
@@ -74,6 +76,11 @@ class Cell:
         return self.format.is_nan(self.words)
 
     @property
+    def nan_rows(self) -> np.ndarray:
+        """A flag for each query row."""
+        return np.asarray(self.nan.any(axis=(0, 2, 3)))
+
+    @property
     def max_abs_diff(self) -> float | None:
         """The largest distance from the reference, NaN left out; None when all is NaN."""
         distance = np.abs(values(self.words, self.format) - values(self.reference, self.format))
@@ -88,7 +95,7 @@ class Cell:
         """The cell as the issue writes it."""
         nan = self.nan
         if nan.any():
-            return f"NaN {nan.sum()} of {nan.size}, {phrase(nan.any(axis=(0, 2, 3)))}"
+            return f"NaN {nan.sum()} of {nan.size}, {phrase(self.nan_rows)}"
         return f"max abs diff {self.max_abs_diff}"
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +105,7 @@ class Cell:
             "variant": self.variant,
             "size": nan.size,
             "nan": int(nan.sum()),
-            "nan_rows": [list(run) for run in ranges(nan.any(axis=(0, 2, 3)))],
+            "nan_rows": [list(run) for run in ranges(self.nan_rows)],
             "max_abs_diff": self.max_abs_diff,
             "captured": self.captured and self.captured.to_json(),
             "gpu": self.gpu and self.gpu.to_json(),
@@ -108,7 +115,7 @@ class Cell:
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "the table of TileLang issue #948: 3 cases, 5 variants, every word against the H200's"
-    parser = verbs.add_parser("seed", help=text, description=text, parents=[schedule_flags(), report_flags()])
+    parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags()])
     parser.add_argument("--captures", type=Path, metavar="DIR", help="where seed.npz and seed.json are")
     parser.set_defaults(run=run)
 
@@ -117,23 +124,25 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     """Compute the table. Exit code 0 when every word is as captured, NaN or not."""
     for name in SCHEDULE_FLAGS:
         if getattr(args, name) is not None and name not in FREE_FLAGS:
-            raise UsageError(f"{flag(name)} is fixed by the cases of seed, which accepts --variant and --arch; use run instead")
+            raise UsageError(f"{flag(name)} is fixed by the cases of seed (--variant and --arch are free): use run")
     capture, arch = _capture(args.captures or CAPTURES), given(args, "arch")
     variants = [args.variant] if args.variant else list(VARIANTS)
     device, reason = find_gpu(args.gpu, arch)
     cells = _cells(capture, [(case, variant) for case in CASES for variant in variants], arch, device)
     code = SAME if all(cell.same for cell in cells) else DIFFERS
-    name = capture.manifest["device"]
-    data = {"verb": "seed", "arch": arch, "captured_on": name, "gpu": device and device.name, "gpu_reason": reason or None}
-    data |= {"same": code == SAME, "wrong_words": _wrong(cells), "cells": [cell.to_json() for cell in cells]}
-    return Result(code, _report(cells, arch, name, device, reason, style), data)
+    about = {"verb": NAME, "arch": arch, "captured_on": capture.manifest["device"], "gpu": device and device.name}
+    found = {"same": code == SAME, "wrong_words": _wrong(cells), "cells": [cell.to_json() for cell in cells]}
+    data = about | {"gpu_reason": reason or None} | found
+    return Result(code, _report(cells, arch, capture.manifest, device, reason, style), data)
 
 
 def _capture(folder: Path) -> Capture:
     """The seed's capture, with every array that the table needs."""
     path = folder / "seed.npz"
     if not path.is_file():
-        raise UsageError(f"the seed's capture {path} is not there: run in a clone of the project, or give --captures DIR")
+        raise UsageError(
+            f"the seed's capture {path} is not there: run in a clone of the project, or give --captures DIR"
+        )
     try:
         capture = load_capture(path)
     except CaptureError as error:
@@ -177,10 +186,14 @@ def _wrong(cells: list[Cell]) -> int | None:
     return sum(found) if found else None
 
 
-def _report(cells: list[Cell], arch: str, captured_on: str, device: Device | None, reason: str, style: Style) -> str:
+def _report(
+    cells: list[Cell], arch: str, manifest: dict[str, Any], device: Device | None, reason: str, style: Style
+) -> str:
     """The table, 80 columns wide, then what differs and the sum."""
+    captured_on = manifest["device"]
     lines = [style.paint("TileLang issue #948: five ways of keeping scores_max", "bold")]
-    lines.append(f"simulated for {arch}; inputs, reference and words captured on the {captured_on}")
+    what = "inputs and reference" if _wrong(cells) is None else "inputs, reference and words"
+    lines.append(f"simulated for {arch}; {what} captured on the {captured_on}")
     lines += ["", style.paint(f"  {'variant':<20}  {'result':<41}  words", "dim")]
     for case in CASES:
         lines.append(style.paint(case.title, "bold"))
@@ -191,7 +204,7 @@ def _report(cells: list[Cell], arch: str, captured_on: str, device: Device | Non
         for found, name in ((cell.captured, captured_on), (cell.gpu, "GPU")):
             if found and not found.same:
                 lines += [found.message(f"{cell.case.name} {cell.variant}", "simulated", _short(name)), ""]
-    return "\n".join(lines + _summary(cells, arch, captured_on, device, reason, style))
+    return "\n".join(lines + _summary(cells, arch, manifest, device, reason, style))
 
 
 def _words(cell: Cell, captured_on: str, style: Style) -> str:
@@ -209,19 +222,23 @@ def _words(cell: Cell, captured_on: str, style: Style) -> str:
 
 
 def _short(device: str) -> str:
-    """"NVIDIA H200" is H200."""
+    """H200 of "NVIDIA H200"."""
     return device.removeprefix("NVIDIA ").split(" ")[0]
 
 
-def _summary(cells: list[Cell], arch: str, captured_on: str, device: Device | None, reason: str, style: Style) -> list[str]:
+def _summary(
+    cells: list[Cell], arch: str, manifest: dict[str, Any], device: Device | None, reason: str, style: Style
+) -> list[str]:
     """The closing lines."""
     size, wrong, lines = sum(cell.words.size for cell in cells), _wrong(cells), []
     if wrong is None:
-        text = f"{count(len(cells), 'cell')}: no words were measured on {arch}, its arithmetic is taken from the literature"
+        text = f"{count(len(cells), 'cell')}: no words were measured on {arch}; its arithmetic is from the literature"
         lines.append(style.paint(text, "yellow"))
     else:
-        text = f"{count(len(cells), 'cell')}, {count(size, 'word')}: {wrong} differ from the {captured_on}"
+        text = f"{count(len(cells), 'cell')}, {count(size, 'word')}: {wrong} differ from the {manifest['device']}"
         lines.append(style.paint(text, "red" if wrong else "green"))
+        if wrong:
+            lines.append(f"the capture was made with: {manifest['command']}")
     if device:
         live = sum(cell.gpu.different for cell in cells if cell.gpu)
         text = f"the TileLang kernels on the {device.name} here: {count(live, 'word')} differ from the simulator"

@@ -19,7 +19,7 @@ Job = tuple[Any, Any, Any, Schedule]  # q, k, v, schedule
 
 
 def on_simulator(q: Any, k: Any, v: Any, schedule: Schedule, arch: str) -> tuple[np.ndarray, Format]:
-    """Output words of the simulator. Raises UsageError for what it refuses, sim.Undetermined for words it cannot know."""
+    """Output words of the simulator. Raises UsageError for what it refuses, sim.Undetermined."""
     try:
         return to_words(sim.flash_attention(q, k, v, schedule, arch=arch))
     except (ValueError, TypeError, NotImplementedError) as error:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import threading
 import time
-from typing import TextIO
+from typing import Self, TextIO
 
 __all__ = ["Progress", "Style"]
 
@@ -30,28 +32,41 @@ class Style:
 
 
 class Progress:
-    """One line on stderr that says what runs now, only when stderr is a terminal; it leaves nothing behind.
+    """One line on stderr that says what runs and for how long, when stderr is a terminal; it leaves nothing behind.
 
-        with Progress(15) as progress:
-            progress.step("simulating const3 block_max")
+    with Progress(15) as progress:
+        progress.step("simulating const3 block_max")
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.done, self.started = steps, 0, time.monotonic()
+        self.steps, self.done, self.text, self.started = steps, 0, "", time.monotonic()
         self.shown = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.finished = threading.Event()
+        self.clock = threading.Thread(target=self._tick, daemon=True)
 
     def step(self, text: str) -> None:
         """The next step begins."""
-        self.done += 1
-        if self.shown:
-            line = f"[{self.done} of {self.steps}] {text} ({time.monotonic() - self.started:.0f} s)"
-            sys.stderr.write("\r\x1b[K" + line[: os.get_terminal_size(sys.stderr.fileno()).columns - 1])
+        self.done, self.text = self.done + 1, text
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.shown and self.text:
+            line = f"[{self.done} of {self.steps}] {self.text} ({time.monotonic() - self.started:.0f} s)"
+            sys.stderr.write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
             sys.stderr.flush()
 
-    def __enter__(self) -> Progress:
+    def _tick(self) -> None:
+        while not self.finished.wait(1):
+            self._draw()
+
+    def __enter__(self) -> Self:
+        if self.shown:
+            self.clock.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.shown:
+            self.finished.set()
+            self.clock.join()
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -17,17 +17,17 @@ def plural(noun: str, number: int = 2) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """"1 row", "2 rows"."""
+    """The number and the noun: 1 row, 2 rows."""
     return f"{number} {plural(noun, number)}"
 
 
 def list_of(texts: list[str], word: str = "and") -> str:
-    """"a", "a and b", "a, b and c"."""
+    """As in prose: a, a and b, a, b and c."""
     return texts[0] if len(texts) == 1 else ", ".join(texts[:-1]) + f" {word} " + texts[-1]
 
 
 def shape(array: np.ndarray) -> str:
-    """"[1, 256, 1, 128]"."""
+    """The array's shape as [1, 256, 1, 128]."""
     return str(list(array.shape))
 
 

@@ -22,7 +22,15 @@ def pass_configs(schedule: Schedule) -> dict[str, Any]:
 
 
 def compile_kernel(
-    schedule: Schedule, batch: int, heads: int, heads_kv: int, seq_q: int, seq_kv: int, dim: int, dtype: str, target: Any = "auto"
+    schedule: Schedule,
+    batch: int,
+    heads: int,
+    heads_kv: int,
+    seq_q: int,
+    seq_kv: int,
+    dim: int,
+    dtype: str,
+    target: Any = "auto",
 ) -> Any:
     """The compiled kernel, called as kernel(q, k, v) with CUDA tensors; arguments as flash_attention_kernel.
 

@@ -123,9 +123,9 @@ def ask_many(
                 if child.serves is None and waiting:
                     child.start((i := waiting.popleft()), requests[i], timeout)
             busy = [child for child in children if child.serves is not None]
-            ready = wait([child.answers for child in busy], min(child.left() for child in busy))
+            ready = wait([child.answers.fileno() for child in busy], min(child.left() for child in busy))
             for child in busy:
-                if child.answers in ready or child.left() <= 0:
+                if child.answers.fileno() in ready or child.left() <= 0:
                     child.finish(answers)
     finally:
         for child in children:
@@ -160,7 +160,8 @@ class _Child:
     def finish(self, answers: list[Any]) -> None:
         """Take what the child said into `answers`, if it said all of it or can say no more."""
         assert self.serves is not None
-        more = os.read(self.answers.fileno(), 1 << 16) if wait([self.answers], 0) else b""
+        said = self.answers.fileno()
+        more = os.read(said, 1 << 16) if wait([said], 0) else b""
         self.said += more
         if self.said.endswith(b"\n"):
             answers[self.serves], lost = _answer(self.said)
@@ -187,7 +188,10 @@ class _Child:
 
     def _spawn(self) -> None:
         self.log = tempfile.TemporaryFile()
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])}
+        path = os.pathsep.join(
+            [str(Path(__file__).parents[1]), *filter(None, sys.path)]
+        )  # what is imported here, there
+        environment = os.environ | {"PYTHONPATH": path}
         self.process = subprocess.Popen(
             self.command, stdin=PIPE, stdout=PIPE, stderr=self.log, env=environment, start_new_session=True
         )
@@ -209,7 +213,10 @@ class _Child:
 
 def _answer(line: bytes) -> tuple[dict[str, Any] | KernelError, bool]:
     """What a child said, and whether it is lost after saying it."""
-    said = json.loads(line)
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return KernelError(f"the kernel's process said {line[:80]!r}, which is no answer", "crash"), True
     if said["ok"]:
         return said, False
     return KernelError(said["message"], said["kind"]), said["kind"] == "run"
@@ -231,10 +238,10 @@ def _check(arrays: Arrays) -> None:
         if fmt not in (FP16, BF16) or other is not fmt:
             raise TypeError(f"{name} must be float16 or bfloat16 like q, not {other.name} with q {fmt.name}")
         if words.ndim != 4 or 0 in words.shape:
-            raise ValueError(f"{name} must have 4 dimensions [batch, seq, heads, dim], none of them 0, not {words.shape}")
+            raise ValueError(f"{name} must be [batch, seq, heads, dim] with no dimension of 0, not {words.shape}")
     if k.shape != v.shape or (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]) or q.shape[2] % k.shape[2]:
         raise ValueError(
-            f"k and v must be [batch, seq_kv, heads_kv, dim] with q's batch and dim and heads_kv a divisor of q's heads, "
+            f"k and v must be [batch, seq_kv, heads_kv, dim], with q's batch and dim, heads_kv a divisor of q's heads, "
             f"not {k.shape} and {v.shape} with q {q.shape}"
         )
 

@@ -23,7 +23,17 @@ import numpy as np
 
 from .formats import FORMATS, FP16, FP32, Format
 
-__all__ = ["FACTS", "VERSION", "Arrays", "Capture", "CaptureError", "load_arrays", "load_capture", "save_arrays", "save_capture"]
+__all__ = [
+    "FACTS",
+    "VERSION",
+    "Arrays",
+    "Capture",
+    "CaptureError",
+    "load_arrays",
+    "load_capture",
+    "save_arrays",
+    "save_capture",
+]
 
 VERSION = 1
 # What every manifest says about the measurement; a value nobody knows is null.
@@ -179,7 +189,8 @@ def _entry(path: Path, archive: Any, name: str) -> np.ndarray:
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
-        raise CaptureError(f"{path} entry {name} holds Python objects, which are never read; store unsigned words") from None
+        what = "holds Python objects, which are never read; store unsigned words"
+        raise CaptureError(f"{path} entry {name} {what}") from None
     if not isinstance(array, np.ndarray):
         raise CaptureError(f"{path} entry {name} is no array; an .npz of unsigned words is accepted")
     return array

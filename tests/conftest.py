@@ -1,4 +1,4 @@
-"""Hypothesis settings of the whole suite: the same examples in every run, and no deadline (the specification is slow)."""
+"""Hypothesis in the whole suite: the same examples in every run, and no deadline (the specification is slow)."""
 
 from hypothesis import settings
 

@@ -1,18 +1,19 @@
 """The specification: float words with plain Python integers and fractions, one element at a time.
 
-Slow and obvious. Of a format it reads the facts (field widths, infinities, the NaN word) and nothing that is derived from
-them; it shares no code with sim. Every operator here takes and returns words.
+Slow and obvious. Of a format it reads the facts (field widths, infinities, the NaN word) and nothing that is derived
+from them; it shares no code with sim. Every operator here takes and returns words.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import isqrt, prod
 from typing import Literal, NamedTuple
 
 from sim.formats import Format
+
 
 class Kind(Enum):
     """What a word stands for; FINITE is not zero."""
@@ -117,7 +118,7 @@ def round_integer(value: Fraction, mode: Literal["rne", "rz"]) -> int:
     return below + up
 
 
-@lru_cache(maxsize=None)
+@cache
 def power_of_two(exponent: int) -> Fraction:
     return Fraction(2) ** exponent
 
@@ -168,7 +169,7 @@ def over(x: Number, y: Number) -> Number:
 
 
 def root(x: Number) -> Number:
-    """A number that rounds as the square root of x does: 200 bits after the point and, if it goes on, half a bit more."""
+    """A number that rounds as the root of x does: cut 200 bits after the point and, if that cuts, half a bit more."""
     if x.magnitude is NAN or x.magnitude == 0:
         return x
     if x.sign < 0:
@@ -299,7 +300,7 @@ def dot(
     operand: Format,
     accumulator: Format,
 ) -> int:
-    """sum(a * b) + c in steps of L products, K ascending; a step's result is the c of the next. K is padded with zeros."""
+    """sum(a * b) + c in steps of L products, K ascending; a step's result is the c of the next."""
     for start in range(0, len(a), L):
         c = dot_step(a[start : start + L], b[start : start + L], c, F, out, floor, operand, accumulator)
     return c
@@ -321,7 +322,7 @@ def dot_step(
     """
     fmt, mode = OUT[out]
     infinities: set[int] = set()
-    terms: list[tuple[int, int, int]] = []  # signed significand, exponent, fraction bits
+    terms: list[tuple[int, int, int]] = []  # signed significand, exponent of the term, exponent of its last bit
     for factors in [((x, operand), (y, operand)) for x, y in zip(a, b, strict=True)] + [((c, accumulator),)]:
         kinds = [kind(*factor) for factor in factors]
         sign = prod(unpack(*factor)[0] for factor in factors)
@@ -332,11 +333,11 @@ def dot_step(
         elif ZERO not in kinds:
             parts = [scientific(*factor) for factor in factors]
             significand, exponent = prod(s for s, _ in parts), sum(e for _, e in parts)
-            terms.append((sign * significand, exponent, sum(f.fraction_bits for _, f in factors)))
+            terms.append((sign * significand, exponent, exponent - sum(f.fraction_bits for _, f in factors)))
     if infinities:
         return fmt.nan if len(infinities) == 2 else round_(Number(infinities.pop(), INF), fmt)
     E = max([exponent for _, exponent, _ in terms] + ([] if floor is None else [floor]), default=0)
-    total = sum(truncate(significand, exponent - fraction_bits - (E - F)) for significand, exponent, fraction_bits in terms)
+    total = sum(truncate(significand, last - (E - F)) for significand, _, last in terms)
     return round_(Number(-1 if total < 0 else +1, abs(total) * power_of_two(E - F)), fmt, mode)
 
 

@@ -84,7 +84,20 @@ def edge_words(fmt: Format) -> list[int]:
     """Both zeros, the ends of the subnormal, normal and finite ranges, infinities, NaNs with payloads; both signs."""
     top = (1 << (fmt.bits - 1)) - 1
     one = ((1 << (fmt.exponent_bits - 1)) - 1) << fmt.fraction_bits
-    positive = [0, 1, 2, fmt.min_normal - 1, fmt.min_normal, one - 1, one, one + 1, fmt.max_finite - 1, fmt.max_finite, top, top - 1]
+    positive = [
+        0,
+        1,
+        2,
+        fmt.min_normal - 1,
+        fmt.min_normal,
+        one - 1,
+        one,
+        one + 1,
+        fmt.max_finite - 1,
+        fmt.max_finite,
+        top,
+        top - 1,
+    ]
     positive += [fmt.exponent_mask, fmt.exponent_mask + 1]
     return [word | sign for word in positive for sign in (0, 1 << (fmt.bits - 1))]
 
@@ -143,16 +156,17 @@ def test_message() -> None:
     b = np.array([[1.0, 0.0, -np.inf], [2.002, np.nan, 0.5]], np.float16)
     assert diff(a, b).message("o", "simulated", "H200").splitlines() == [
         "o: 4 of 6 words differ (float16 [2, 3])",
-        "  value                        1   ULP distance: 1 in 1",
+        "  value                        1",
+        "    per ULP distance: 1: 1",
         "  sign of zero                 1",
         "  NaN against number           1",
         "  infinity                     1",
         "  first at [0, 1]",
         "  index   simulated       H200",
-        "  [0, 1]  0x8000     -0   0x0000  0           0 ULP",
-        "  [0, 2]  0x7c00     inf  0xfc00  -inf        infinity",
-        "  [1, 0]  0x4000     2    0x4001  2.00195312  1 ULP",
-        "  [1, 1]  0x3c00     1    0x7e00  nan         NaN against number",
+        "  [0, 1]  0x8000     -0   0x0000  0        0 ULP",
+        "  [0, 2]  0x7c00     inf  0xfc00  -inf     infinity",
+        "  [1, 0]  0x4000     2    0x4001  2.00195  1 ULP",
+        "  [1, 1]  0x3c00     1    0x7e00  nan      NaN against number",
     ]
     assert str(diff(a, a)) == "result: same, 6 words (float16 [2, 3])"
     assert "... and 2 more" in str(diff(a, b, first=2))

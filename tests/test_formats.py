@@ -61,13 +61,12 @@ def test_infinity(fmt: Format) -> None:
 @every_format
 def test_values_are_exact(fmt: Format) -> None:
     some = some_words(fmt)
-    for word, value in zip(some.tolist(), values(some, fmt).tolist()):
-        sign, magnitude = spec.decode(word, fmt)
-        if magnitude is spec.NAN:
-            assert value != value, hex(word)
-        else:
-            want = np.inf if magnitude is spec.INF else magnitude
-            assert abs(value) == want and np.signbit(value) == (sign < 0), hex(word)
+    numbers = [spec.decode(word, fmt) for word in some.tolist()]
+    special = {spec.NAN: np.nan, spec.INF: np.inf}
+    want = np.array([sign * float(special.get(magnitude, magnitude)) for sign, magnitude in numbers])
+    got = values(some, fmt)
+    same = np.where(np.isnan(want), np.isnan(got), (got == want) & (np.signbit(got) == np.signbit(want)))
+    assert same.all(), [hex(word) for word in some[~same][:5]]
 
 
 @every_format
@@ -129,5 +128,5 @@ def test_to_words_makes_a_fresh_array_of_any_layout(kind: str) -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(2), np.zeros(2, np.int32), [1.0, 2.0]], ids=["float64", "int32", "list"])
 def test_to_words_names_the_argument_it_refuses(array: Any) -> None:
-    with pytest.raises(TypeError, match="q must be a NumPy, ml_dtypes or torch array of float32, .*, not (float64|int32|list)"):
+    with pytest.raises(TypeError, match="q must be a NumPy, ml_dtypes or torch array of .*, not (float64|int32|list)"):
         to_words(array, "q")

@@ -1,4 +1,4 @@
-"""The tensor core's dot product agrees with the specification, word for word; and that with words worked out by hand."""
+"""The tensor core's dot product agrees with the specification, and that with words worked out by hand."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def test_order_matters_between_steps_only(unit: DotProduct, family: str) -> None
 
 @every_unit
 def test_leading_axes_are_a_loop(unit: DotProduct) -> None:
-    many = [words.matrices(family, 948, unit, 2 * unit.L) for family in words.DOT_FAMILIES]
-    a, b, c = (np.stack(part).reshape(2, -1, *part[0].shape) for part in zip(*many))
+    many = [words.matrices(family, 948, unit, 2 * unit.L) for family in ("normal", "wide", "special", "floor")]
+    a, b, c = (np.stack(part).reshape(2, 2, *part[0].shape) for part in zip(*many))
     before = a.copy(), b.copy(), c.copy()
     got = mma.dot(a, b, c, unit)
     want = np.stack([mma.dot(*part, unit) for part in many]).reshape(got.shape)
@@ -173,7 +173,7 @@ def test_tf32_ignores_the_low_thirteen_bits() -> None:
 
 
 def test_a_long_k() -> None:
-    """128 steps, so that a step's rounding is the next step's accumulator often."""
+    """16 steps, so that a step's rounding is the next step's accumulator often."""
     for unit in (*HOPPER.values(), arch("sm_90").dot(E4M3), arch("sm_90").dot(E5M2)):
         a, b, c = words.matrices("normal", 948, unit, 16 * unit.L)
         check(a, b, c, unit)

@@ -1,7 +1,7 @@
 """Words to test with, in families by name, and a comparison that shows the simplest difference.
 
-A family is a function that makes operands from a random generator; what is drawn by hypothesis is a family and a seed, so
-that one example is an array of words. Operands of scalar operators come as triples (a, b, c); add looks at a and b only.
+A family is a function that makes operands from a random generator; what is drawn by hypothesis is a family and a seed,
+so that one example is an array of words. Operands of scalar operators come as triples (a, b, c); add looks at a and b.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def assert_same(got: np.ndarray, want: np.ndarray, fmt: Format, **operands: np.n
 def edges(fmt: Format) -> dict[str, list[int]]:
     """Words at the edges of an IEEE format, both signs, by name."""
     one, top, ulp = fmt.bias << fmt.fraction_bits, 1 << (fmt.fraction_bits - 1), 1
-    exponents = [1, 2, fmt.bias - fmt.fraction_bits - 1, fmt.bias - 1, fmt.bias, fmt.bias + 1, 2 * fmt.bias - 1, 2 * fmt.bias]
-    powers = [field << fmt.fraction_bits for field in exponents if field > 0]
+    exponents = [fmt.emin, fmt.emin + 1, -fmt.fraction_bits - 1, -1, 0, 1, fmt.emax - 1, fmt.emax]
+    powers = [(exponent + fmt.bias) << fmt.fraction_bits for exponent in exponents]
     positive = {
         "zero": [0],
         "subnormal": [1, 2, 3, top, fmt.min_normal - 2, fmt.min_normal - 1],
@@ -80,7 +80,7 @@ def every(fmt: Format) -> np.ndarray:
 
 
 def finite(rng: Random, fmt: Format, low: int = -4, high: int = 4) -> int:
-    """A normal word with its exponent in [low, high], cut to what the format has; its fraction may be sparse or dense."""
+    """A normal word with its exponent in [low, high], cut to what the format has; often with few ones or few zeros."""
     field = min(max(rng.randint(low, high), fmt.emin), fmt.bias) + fmt.bias
     bits = rng.getrandbits(fmt.fraction_bits)
     some = 1 << rng.randrange(fmt.fraction_bits)
@@ -134,7 +134,8 @@ def ordinary(rng: Random, fmt: Format) -> Triple:
 
 def subnormal(rng: Random, fmt: Format) -> Triple:
     """Exponents at the bottom, most words subnormal."""
-    a, b, c = (rng.getrandbits(fmt.fraction_bits + rng.choice([0, 0, 2])) | rng.getrandbits(1) * fmt.sign for _ in range(3))
+    low = [rng.getrandbits(fmt.fraction_bits + rng.choice([0, 0, 2])) for _ in range(3)]
+    a, b, c = (word | rng.getrandbits(1) * fmt.sign for word in low)
     return rng.choice([a, finite(rng, fmt)]), b, c
 
 
@@ -217,9 +218,17 @@ M, N = 3, 5
 
 
 def matrix(
-    rng: np.random.Generator, fmt: Format, shape: tuple[int, ...], low: int, high: int, fractions: list[int] | None = None
+    rng: np.random.Generator,
+    fmt: Format,
+    shape: tuple[int, ...],
+    low: int,
+    high: int,
+    fractions: list[int] | None = None,
 ) -> np.ndarray:
-    """Finite words with exponents in [low, high], cut to what the format has; emin - 1 stands for subnormal words."""
+    """Finite words with exponents in [low, high], cut to what the format has; emin - 1 stands for subnormal words.
+
+    fractions: what the fraction field is drawn from; None for anything.
+    """
     field = np.clip(rng.integers(low, high + 1, shape), fmt.emin - 1, fmt.emax) + fmt.bias
     fraction = rng.integers(0, 2**fmt.fraction_bits, shape) if fractions is None else rng.choice(fractions, shape)
     magnitude = (field << fmt.fraction_bits | fraction) << fmt.unused_bits
@@ -278,7 +287,8 @@ def cancelling(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
     a, b, c = normal(rng, unit, K)
     half = K // 2
     a[:, half : 2 * half], b[:, half : 2 * half] = a[:, :half], b[:, :half] ^ b.dtype.type(unit.operand.sign)
-    a, b = sprinkle(rng, a, 0.5 / K, [1 << unit.operand.unused_bits]), sprinkle(rng, b, 0.5 / K, [unit.operand.min_normal])
+    a = sprinkle(rng, a, 0.5 / K, [1 << unit.operand.unused_bits])
+    b = sprinkle(rng, b, 0.5 / K, [unit.operand.min_normal])
     c[0] = matrix(rng, unit.accumulator, (N,), -40, -8)
     c[1] = spec_dot(a[1:2], b, np.zeros_like(c), unit)[0] ^ c.dtype.type(unit.accumulator.sign)
     order = rng.permutation(K)
@@ -287,15 +297,24 @@ def cancelling(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
 
 def edge(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
     """Fractions of no ones or all ones, exponents at both ends: products beyond fp32 that may cancel."""
-    fmt, acc = unit.operand, unit.accumulator
+    fmt, acc, half = unit.operand, unit.accumulator, K // 2
     ends = [(fmt.emax, fmt.emax), (fmt.emax - 1, fmt.emax), (fmt.emin - 1, fmt.emin), (0, 1)]
-    few = [0, 0, 1, 2**fmt.fraction_bits - 1]
-    low, high = ends[rng.integers(len(ends))]
-    a, b = matrix(rng, fmt, (M, K), low, high, few), matrix(rng, fmt, (N, K), *ends[rng.integers(len(ends))], few)
-    b[:, 1::2] = np.where(rng.random((N, K // 2)) < 0.5, b[:, : K // 2 * 2 : 2] ^ b.dtype.type(fmt.sign), b[:, 1::2])
-    a[:, 1::2] = np.where(rng.random((M, K // 2)) < 0.8, a[:, : K // 2 * 2 : 2], a[:, 1::2])
-    c = matrix(rng, acc, (M, N), *[(acc.emax, acc.emax), (acc.emin - 1, acc.emin), (-2, 2)][rng.integers(3)], [0, 2**acc.fraction_bits - 1])
-    return a, b, c
+    acc_ends = [(acc.emax, acc.emax), (acc.emin - 1, acc.emin), (-2, 2)]
+    a, b = (matrix(rng, fmt, (rows, K), *ends[rng.integers(4)], [0, 0, 1, 2**fmt.fraction_bits - 1]) for rows in (M, N))
+    a[:, half : 2 * half] = np.where(rng.random((M, half)) < 0.8, a[:, :half], a[:, half : 2 * half])
+    opposite = b[:, :half] ^ b.dtype.type(fmt.sign)
+    b[:, half : 2 * half] = np.where(rng.random((N, half)) < 0.5, opposite, b[:, half : 2 * half])
+    return a, b, matrix(rng, acc, (M, N), *acc_ends[rng.integers(3)], [0, 2**acc.fraction_bits - 1])
+
+
+def piled_up(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
+    """Products that are as large as one exponent allows, all of one sign: the largest sum a step can have."""
+    exponent, ones = int(rng.integers(-3, 4)), [2**unit.operand.fraction_bits - 1]
+    a, b = (matrix(rng, unit.operand, (rows, K), exponent, exponent, ones) for rows in (M, N))
+    a, b = a & a.dtype.type(unit.operand.sign - 1), b & b.dtype.type(unit.operand.sign - 1)
+    a[0] |= a.dtype.type(unit.operand.sign)
+    c_ones = [2**unit.accumulator.fraction_bits - 1]
+    return a, b, matrix(rng, unit.accumulator, (M, N), 2 * exponent, 2 * exponent + 1, c_ones)
 
 
 def floor(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
@@ -310,7 +329,7 @@ def floor(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
 
 
 DOT_FAMILIES: dict[str, Callable[[np.random.Generator, DotProduct, int], Matrices]] = {
-    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, floor)
+    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, piled_up, floor)
 }
 
 

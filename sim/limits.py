@@ -1,0 +1,129 @@
+"""Which schedules TileLang 0.1.15 refuses to make a kernel of, and why, by rule.
+
+The simulator runs any block size; a GPU does not. The rules follow TileLang in the order of its checks (the warps of a
+gemm, the layout of acc_s, the instruction's K, the pipeline, the launch) and were found by lowering some 900
+configurations of the seed's loop; tests/test_limits.py holds them against TileLang itself.
+"""
+
+from __future__ import annotations
+
+from .arch import arch as find_arch
+from .flash import Schedule
+
+__all__ = ["SHARED_KIB", "shared_bytes", "why_not_compilable"]
+
+# Shared memory that one block may ask for, KiB (CUDA programming guide, table of compute capabilities).
+SHARED_KIB = {
+    "sm_70": 96,
+    "sm_75": 64,
+    "sm_80": 163,
+    "sm_86": 99,
+    "sm_89": 99,
+    "sm_90": 227,
+    "sm_100": 227,
+    "sm_120": 99,
+}
+
+
+def why_not_compilable(schedule: Schedule, arch: str, dim: int, dtype: str) -> str | None:
+    """None when TileLang makes a kernel of `schedule` that `arch` can launch, else one sentence with TileLang's reason.
+
+    arch: "sm_90" or "sm_90a"; dim: the heads' dimension; dtype: "float16" or "bfloat16". A loop of more than one block
+    is meant: with a single one TileLang may need less shared memory. Raises ValueError for an unknown arch.
+    """
+    arch = find_arch(arch).name
+    if dtype not in ("float16", "bfloat16"):
+        return f"dtype {dtype}: the kernel is written for float16 and bfloat16"
+    gemms = ((schedule.block_N, dim), (dim, schedule.block_N))  # N and K of acc_s and acc_o; M is block_M
+    for N, K in gemms:
+        if reason := _partition(schedule, arch, N, K):
+            return reason
+    return (
+        _layout(schedule, arch, dim)
+        or _instruction(schedule, arch, dim)
+        or _pipeline(schedule, arch)
+        or _launch(schedule, arch, dim)
+    )
+
+
+def shared_bytes(schedule: Schedule, dim: int) -> int:
+    """Bytes of dynamic shared memory of the kernel: Q (reused for O), and K and V once for each pipeline stage."""
+    return 2 * dim * (schedule.block_M + 2 * schedule.block_N * max(1, schedule.num_stages))
+
+
+def _says(what: str, words: str) -> str:
+    return f"{what}: TileLang says '{words}'"
+
+
+def _wgmma(schedule: Schedule, arch: str, K: int) -> bool:
+    """Whether a gemm with this K becomes a Hopper warp-group instruction."""
+    return arch == "sm_90" and schedule.block_M >= 64 and schedule.threads // 32 % 4 == 0 and K % 16 == 0
+
+
+def _rows_of_warps(schedule: Schedule, wgmma: bool, N: int) -> int:
+    """Warps side by side in M under the policy FullRow, as many as fit; 0 if no partition fits."""
+    warps, group = schedule.threads // 32, 4 if wgmma else 1
+    for m in range(warps - warps % group, 0, -group):
+        if warps % m == 0 and schedule.block_M % (16 * m) == 0 and N % (8 * (warps // m)) == 0:
+            return m
+    return 0
+
+
+def _partition(schedule: Schedule, arch: str, N: int, K: int) -> str | None:
+    """Why a gemm of block_M x N x K cannot be spread over the warps."""
+    M, warps, wgmma = schedule.block_M, schedule.threads // 32, _wgmma(schedule, arch, K)
+    if M % 16:
+        return _says(f"block_M {M}", f"M must be divisible by 16, but got {M}")
+    if N % 8:
+        what = f"block_N {N}" if N == schedule.block_N else f"dim {N}"
+        return _says(what, f"N must be divisible by 8, but got {N}")
+    if _rows_of_warps(schedule, wgmma, N):
+        return None
+    kind, group = (" (Warp-Group MMA)", ", with m_warp a multiple of 4") if wgmma else ("", "")
+    return _says(
+        f"block_M {M} with threads {schedule.threads}",
+        f"No valid warp partition for T.gemm{kind}: M={M}, N={N} cannot be evenly covered by {warps} warps "
+        f"(policy=FullRow). Each warp must own a multiple of 16 rows and 8 columns{group}",
+    )
+
+
+def _layout(schedule: Schedule, arch: str, dim: int) -> str | None:
+    """Why acc_s, made by one gemm and cast for the next, cannot be laid out for both.
+
+    Each warp must hold whole rows (its share is not split in N), and the same rows in both: a warp-group instruction
+    deals out rows in blocks of 64, mma.sync in one piece, and the second gemm wants its left operand in one piece.
+    """
+    words = "Layout infer conflict between acc_s and acc_s_cast in T.Parallel loop"
+    M, warps = schedule.block_M, schedule.threads // 32
+    for N, K in ((schedule.block_N, dim), (dim, schedule.block_N)):
+        if _rows_of_warps(schedule, _wgmma(schedule, arch, K), N) < warps:
+            return _says(f"block_M {M} is too small for threads {schedule.threads}, 16 rows for each warp", words)
+    first, second = _wgmma(schedule, arch, dim), _wgmma(schedule, arch, schedule.block_N)
+    if M > 16 * warps and (first != second or (first and warps > 4)):
+        return _says(f"block_M {M} is too large for threads {schedule.threads}, 16 rows for each warp", words)
+    return None
+
+
+def _instruction(schedule: Schedule, arch: str, dim: int) -> str | None:
+    """Why a gemm's K does not suit mma.sync: 8, or a multiple of 16."""
+    for what, K in (("dim", dim), ("block_N", schedule.block_N)):
+        if K % 16 and K != 8:
+            return _says(f"{what} {K}", f"block_K ({K}) must be a multiple of micro_size_k (16)")
+    return None
+
+
+def _pipeline(schedule: Schedule, arch: str) -> str | None:
+    """Why the loop cannot be pipelined: causal, its trip count depends on the block, which older GPUs' copies need."""
+    if schedule.causal and schedule.num_stages >= 2 and arch in ("sm_80", "sm_86", "sm_89"):
+        what = f"causal with num_stages {schedule.num_stages} on {arch} (a fault of TileLang; 0 and 1 compile)"
+        return _says(what, "Downcast from tirx.Sub to ir.IntImm failed.")
+    return None
+
+
+def _launch(schedule: Schedule, arch: str, dim: int) -> str | None:
+    """Why a compiled kernel cannot be launched."""
+    need, limit = shared_bytes(schedule, dim), SHARED_KIB[arch] * 1024
+    if need > limit:
+        what = f"{need // 1024} KiB of shared memory, {arch} has {SHARED_KIB[arch]} KiB"
+        return _says(what, f"Failed to set the allowed dynamic shared memory size to {need}")
+    return None
