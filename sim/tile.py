@@ -162,9 +162,9 @@ class Tensor:
         self.name, self.words, self.fmt = name, words, fmt
         self.poison: np.ndarray | None = None
 
-    def __getitem__(self, key: tuple[Any, ...]) -> Region:
+    def __getitem__(self, key: Any) -> Region:
         starts, extents = [], []
-        for axis, part in enumerate(key):
+        for axis, part in enumerate(key if isinstance(key, tuple) else (key,)):
             if not isinstance(part, slice):
                 starts.append(_uniform(part))
                 extents.append(None)
