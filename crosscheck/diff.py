@@ -5,7 +5,6 @@ Two results are the same when every word is; a NaN equals a NaN with the same bi
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from sim.formats import TF32, Format, to_words, values
 
-from .text import count, json_number
+from .text import count, json_number, wrapped
 
 __all__ = ["KINDS", "Diff", "Difference", "assert_same_words", "diff", "ordinals"]
 
@@ -121,8 +120,7 @@ class Diff:
     def _histogram(self) -> list[str]:
         """Elements per ULP distance, as lines of at most 80 columns."""
         cells = ", ".join(f"{bucket}:\xa0{number}" for bucket, number in self.ulp.items())
-        lines = textwrap.wrap(f"per ULP distance: {cells}", 80, initial_indent="    ", subsequent_indent="    ")
-        return [line.replace("\xa0", " ") for line in lines]
+        return [line.replace("\xa0", " ") for line in wrapped(f"per ULP distance: {cells}", "    ")]
 
     def _table(self, actual: str, expected: str) -> list[str]:
         """The short list, its columns aligned."""

@@ -19,7 +19,7 @@ from .result import DIFFERS, SAME, Result
 from .rows import nan_map, per_head
 from .simulate import Device, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
-from .text import count, shape
+from .text import count, shape, wrapped
 
 __all__ = ["add", "check_out", "run"]
 
@@ -114,7 +114,8 @@ def _report(outcome: Outcome, style: Style) -> str:
         style.paint(f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mode}, simulated for {asked.arch}", "bold")
     ]
     lines.append(f"  threads {s.threads}, stages {s.num_stages}")
-    lines.append(f"  inputs     {asked.inputs}: {asked.format.name}, q {shape(asked.q)}, k and v {shape(asked.k)}")
+    lines.append(f"  inputs     {asked.inputs}, {asked.format.name}")
+    lines.append(f"             q {shape(asked.q)}, k and v {shape(asked.k)}")
     lines.append("  NaN        " + _nan(outcome, style))
     rows = per_head(outcome.nan)
     lines += [f"             {line}" for line in rows]
@@ -154,7 +155,7 @@ def _error_lines(outcome: Outcome) -> list[str]:
 def _gpu_lines(outcome: Outcome, style: Style) -> list[str]:
     """How the words of the GPU compare, or why it did not run."""
     if outcome.device is None or outcome.gpu is None or outcome.gpu_differs is None:
-        return [style.paint(f"  {outcome.reason}", "dim")] if outcome.reason else []
+        return [style.paint(line, "dim") for line in wrapped(outcome.reason, "  ")]
     if outcome.gpu.same:
         return ["  GPU        " + style.paint(f"same words on the {outcome.device.name}", "green")]
     message = outcome.gpu.message("simulator against " + outcome.device.name, "simulated", "GPU")

@@ -20,7 +20,7 @@ from .result import DIFFERS, SAME, Result
 from .rows import phrase, ranges
 from .simulate import Device, Job, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
-from .text import count
+from .text import count, wrapped
 
 __all__ = ["CASES", "Case", "Cell", "add", "run"]
 
@@ -241,8 +241,8 @@ def _summary(
             lines.append(f"the capture was made with: {manifest['command']}")
     if device:
         live = sum(cell.gpu.different for cell in cells if cell.gpu)
-        text = f"the TileLang kernels on the {device.name} here: {count(live, 'word')} differ from the simulator"
+        text = f"the TileLang kernels on this {device.name}: {live} of {size} words differ"
         lines.append(style.paint(text, "red" if live else "green"))
     elif reason:
-        lines.append(style.paint(reason, "dim"))
+        lines += [style.paint(line, "dim") for line in wrapped(reason)]
     return lines

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import numpy as np
 
-__all__ = ["count", "json_number", "list_of", "plural", "shape"]
+__all__ = ["count", "json_number", "list_of", "plural", "shape", "wrapped"]
 
 
 def plural(noun: str, number: int = 2) -> str:
@@ -34,3 +35,8 @@ def shape(array: np.ndarray) -> str:
 def json_number(value: float) -> Any:
     """The number, or a string ("nan", "inf", "-inf") for what JSON cannot hold."""
     return value if np.isfinite(value) else repr(float(value))
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """The text as lines of at most 80 columns."""
+    return textwrap.wrap(text, 80, initial_indent=indent, subsequent_indent=indent)

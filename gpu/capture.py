@@ -1,7 +1,7 @@
 """Measure a capture again on this machine's GPU: `python -m gpu.capture OLD.npz NEW.npz`.
 
 Every cell of OLD's manifest that names its arrays (`q`, `k`, `v`, `o`) and its `schedule` is compiled and run with its
-old inputs; NEW holds the words that this GPU gives, under the same names, and a manifest of this machine. Arrays that no
+old inputs; NEW holds the words that this GPU gives, under the same names, and this machine's manifest. Arrays that no
 kernel writes (inputs, references) are copied.
 """
 

@@ -68,6 +68,12 @@ class Schedule:
         refill_max, clear_max, merge_max = VARIANTS[name]
         return replace(cls(**fields), refill_max=refill_max, clear_max=clear_max, merge_max=merge_max)  # type: ignore[arg-type]
 
+    def compilable(self, arch: str, dim: int = 128, dtype: str = "float16") -> bool:
+        """Whether TileLang makes a kernel of this schedule that `arch` can launch; why_not_compilable says why not."""
+        from .limits import why_not_compilable
+
+        return why_not_compilable(self, arch, dim, dtype) is None
+
 
 def flash_attention_block(
     T: Block, Q: Tensor, K: Tensor, V: Tensor, Output: Tensor, schedule: Schedule, bx: np.ndarray, by: np.ndarray, bz: int

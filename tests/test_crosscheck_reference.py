@@ -79,7 +79,9 @@ def test_errors(family: str, fmt: Format) -> None:
     assert found.max_abs == max(abs(a - b) for a, b in pairs)
     assert found.max_ulp == pytest.approx(max(ulps), rel=1e-9) and found.mean_ulp == pytest.approx(np.mean(ulps))
     assert found.max_ulp <= 0.5001 and found.compared == found.size == 64
-    assert found.worst is not None and exact_ulp(Fraction(out[found.worst] - target[found.worst]), target[found.worst], fmt)
+    assert found.worst is not None and exact_ulp(
+        Fraction(out[found.worst] - target[found.worst]), target[found.worst], fmt
+    )
 
 
 def test_nan_and_infinity_are_left_out_and_counted() -> None:

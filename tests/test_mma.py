@@ -92,7 +92,7 @@ def test_specified_steps_follow_each_other() -> None:
 
 @every_unit
 @pytest.mark.parametrize("family", [*words.DOT_FAMILIES])
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(seed=words.seeds)
 def test_dot_is_the_specification(family: str, unit: DotProduct, seed: int) -> None:
     a, b, c = words.matrices(family, seed, unit, unit.L * (1 + seed % 2))

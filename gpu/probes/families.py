@@ -21,7 +21,9 @@ def compose(rng: np.random.Generator, fmt: Format, low: int | Words, high: int |
     mask = (1 << fmt.fraction_bits) - 1
     edges = np.array([0, 1, 2, mask, mask - 1, mask >> 1, (mask >> 1) + 1, (mask >> 1) + 2])
     fraction = np.where(bits & 1, bits >> 1 & mask, edges.take(bits >> 24 & 7))
-    field = np.clip(low + ((bits >> 32 & 0xFFFFF) * (np.asarray(high) - low + 1) >> 20), 0, (1 << fmt.exponent_bits) - 1)
+    field = np.clip(
+        low + ((bits >> 32 & 0xFFFFF) * (np.asarray(high) - low + 1) >> 20), 0, (1 << fmt.exponent_bits) - 1
+    )
     sign = (bits >> 52 & 1) << (fmt.bits - 1)
     return (sign | ((field << fmt.fraction_bits | fraction) << fmt.unused_bits)).astype(fmt.word)
 
@@ -121,7 +123,9 @@ def _border(rng: np.random.Generator, fmt: Format, arity: int, count: int) -> li
     field = np.clip(fmt.bias - exponent + rng.integers(-1, 2, count), 1, 2 * fmt.bias)
     sign = rng.integers(0, 2, count) << (fmt.bits - 1)
     a = (sign | (field << fmt.fraction_bits) | (quotient & (fmt.min_normal - 1))).astype(fmt.word)
-    c = np.where(rng.random(count) < 0.5, compose(rng, fmt, 0, 1, (count,)), rng.choice(np.array([0, 1], fmt.word), count))
+    c = np.where(
+        rng.random(count) < 0.5, compose(rng, fmt, 0, 1, (count,)), rng.choice(np.array([0, 1], fmt.word), count)
+    )
     return [a, b, c][:arity]
 
 
@@ -165,7 +169,11 @@ def _normal_words(rng: np.random.Generator, fmt: Format, shape: Shape, scale: fl
 
 
 def _normal(rng: np.random.Generator, fmt: Format, acc: Format, a: Shape, b: Shape, c: Shape) -> Tiles:
-    return _normal_words(rng, fmt, a), _normal_words(rng, fmt, b), _normal_words(rng, acc, c, rng.choice([0, 1, 4, 100]))
+    return (
+        _normal_words(rng, fmt, a),
+        _normal_words(rng, fmt, b),
+        _normal_words(rng, acc, c, rng.choice([0, 1, 4, 100])),
+    )
 
 
 def _wide(rng: np.random.Generator, fmt: Format, acc: Format, a: Shape, b: Shape, c: Shape) -> Tiles:

@@ -1,0 +1,254 @@
+"""Run the probes and write one report: python -m gpu.probes [--only a,b,c,d] [--out DIR] [--quick]
+
+    a  approximations over all inputs     b  scalar arithmetic and conversions
+    c  tensor core                        d  open points, as plain facts
+
+Each section runs in a process of its own with a time limit, and stops by itself a little before it, so that what it has
+counted is kept. DIR gets report.json, differences.npz (operands and words of the first differences) and
+mufu_sqrt_delta.npz. The exit status is 0 when every section finished and no claimed case differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import build
+from .tally import Tally
+
+ROOT = Path(__file__).resolve().parents[2]
+# section: letter, seconds. In this order, so that what is cheap and new comes first.
+SECTIONS = {
+    "facts_scalar": ("d", 40),
+    "facts_mma": ("d", 40),
+    "facts_wgmma": ("d", 40),
+    "wgmma": ("c", 110),
+    "mma": ("c", 80),
+    "scalar": ("b", 120),
+    "mufu": ("a", 90),
+}
+GRACE = 15  # seconds that a section gets beyond its own limit before it is ended
+
+
+def _report(out: Path, section: str, content: dict[str, Any], differences: dict[str, np.ndarray] | None = None) -> None:
+    (out / f"{section}.json").write_text(json.dumps(content))
+    if differences:
+        np.savez_compressed(out / f"{section}.npz", **differences)
+
+
+def _arrays(tallies: dict[str, Tally]) -> dict[str, np.ndarray]:
+    """`CASE__COLUMN`: the saved differences of each case, one row each (rows of one length only)."""
+    arrays = {}
+    for name, tally in tallies.items():
+        for column in ("a", "b", "c", "gpu", "sim"):
+            values = [np.asarray(d[column]) for d in tally.differences if column in d]
+            values = [v for v in values if v.shape == values[0].shape]
+            if values:
+                arrays[f"{name.replace(' ', '_')}__{column}"] = np.stack(values)
+    return arrays
+
+
+def _guarded(job: tuple[Callable[[Any], dict[str, Tally]], Any]) -> dict[str, Tally]:
+    work, task = job
+    try:
+        return work(task)
+    except Exception as error:
+        return {str(task[:2]): Tally(errors=[f"{type(error).__name__}: {error}"])}
+
+
+def _results(results: Any, deadline: float) -> Iterator[dict[str, Tally]]:
+    """What the pool gives until the deadline; raises TimeoutError there."""
+    while True:
+        try:
+            yield results.next(timeout=max(0.1, deadline - time.monotonic()))
+        except StopIteration:
+            return
+        except multiprocessing.TimeoutError as error:
+            raise TimeoutError from error
+
+
+def _compare_section(section: str, out: Path, libraries: Path, quick: bool, jobs: int, deadline: float) -> None:
+    """Run a section's tasks in parallel and write its tallies, all of them or those that were in time."""
+    from . import scalar, tensor
+
+    start, tallies, done, content = time.monotonic(), {}, 0, {}
+    with multiprocessing.get_context("fork").Pool(jobs, initializer=build.use, initargs=(libraries,)) as pool:
+        if section in ("mma", "wgmma"):
+            kinds = [kind for kind in tensor.KINDS if kind.startswith(section)]
+            offsets, content["self-test"] = pool.apply_async(tensor.choose_layout, (kinds,)).get(60)
+            tasks = tensor.mma_tasks(quick) if section == "mma" else tensor.wgmma_tasks(quick, offsets)
+            work: Callable[[Any], dict[str, Tally]] = tensor.work
+        else:
+            tasks = scalar.mufu_tasks(quick) if section == "mufu" else scalar.scalar_tasks(quick)
+            work = scalar.work
+        content["finished"] = True
+        try:
+            for found in _results(pool.imap_unordered(_guarded, ((work, task) for task in tasks)), deadline):
+                done += 1
+                for name, tally in found.items():
+                    tallies.setdefault(name, Tally()).merge(tally)
+        except TimeoutError:
+            content["finished"] = False
+        pool.terminate()
+    content |= {"tasks": [done, len(tasks)], "seconds": round(time.monotonic() - start, 1)}
+    content["cases"] = {name: tallies[name].summary() for name in sorted(tallies)}
+    _report(out, section, content, _arrays(tallies))
+
+
+def _facts_section(section: str, out: Path, libraries: Path) -> None:
+    """Run a section's facts one after another; the report is written anew after each."""
+    from . import facts
+
+    build.use(libraries)
+    start, content = time.monotonic(), {"finished": False, "facts": {}}
+    found = facts.scalar_facts(out) if section == "facts_scalar" else facts.tensor_facts(section.removeprefix("facts_"))
+    for name, fact in found.items():
+        try:
+            content["facts"][name] = fact()
+        except Exception as error:  # one fact must not stop the others
+            content["facts"][name] = {"error": f"{type(error).__name__}: {error}"}
+        content |= {"seconds": round(time.monotonic() - start, 1)}
+        _report(out, section, content)
+    _report(out, section, content | {"finished": True})
+
+
+def _child(options: argparse.Namespace) -> int:
+    out, libraries = Path(options.out), Path(options.build)
+    if options.section.startswith("facts"):
+        _facts_section(options.section, out, libraries)
+    else:
+        deadline = time.monotonic() + SECTIONS[options.section][1]
+        _compare_section(options.section, out, libraries, options.quick, options.jobs, deadline)
+    return 0
+
+
+def _run_section(section: str, parts: Path, libraries: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One section in a child process, ended with all that it started when it overruns."""
+    command = [sys.executable, "-m", "gpu.probes", "--section", section, "--out", str(parts), "--build", str(libraries)]
+    command += ["--jobs", str(options.jobs), *(["--quick"] if options.quick else [])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    log = parts / f"{section}.log"
+    with log.open("w") as stream:
+        child = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=stream, stderr=stream, start_new_session=True
+        )
+        try:
+            child.wait(SECTIONS[section][1] + GRACE)
+            ended = None if child.returncode == 0 else f"exit status {child.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"no end after {SECTIONS[section][1] + GRACE} s"
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+    part = parts / f"{section}.json"
+    content = json.loads(part.read_text()) if part.exists() else {"finished": False}
+    if ended:
+        content |= {"finished": False, "error": f"{ended}: {log.read_text()[-1500:]}"}
+    return content
+
+
+def _machine() -> dict[str, str]:
+    def said(*command: str) -> str:
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+        except (OSError, subprocess.SubprocessError) as error:
+            return str(error)
+
+    return {
+        "gpu": said("nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"),
+        "nvcc": said("nvcc", "--version").rpartition("\n")[2],
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": " ".join(["python -m gpu.probes", *sys.argv[1:]]),
+    }
+
+
+def _lines(section: str, content: dict[str, Any]) -> Iterator[str]:
+    """What to print of a section."""
+    state = "" if content.get("finished") else "  NOT FINISHED"
+    yield f"{section}: {content.get('seconds', '?')} s{state}"
+    if "error" in content:
+        yield f"    {content['error']}"
+    if "self-test" in content:
+        yield f"    self-test: {content['self-test']['verdict']}"
+    cases = content.get("cases", {})
+    good = [c for c in cases.values() if not c["wrong"] and not c.get("errors")]
+    yield f"    {len(good)} cases agree, {sum(c['compared'] for c in good)} words" if cases else ""
+    for name, case in cases.items():
+        if case["wrong"] or case.get("errors"):
+            mark = "" if case["claimed"] else " (not claimed)"
+            yield f"    {name}{mark}: {case['wrong']} of {case['compared']} words differ {case.get('errors', '')}"
+            yield from (f"        {difference}" for difference in case.get("first", [])[:3])
+    for name, fact in content.get("facts", {}).items():
+        if isinstance(fact, dict) and "error" in fact:
+            yield f"    {name}: {fact['error']}"
+
+
+def _failed(content: dict[str, Any]) -> bool:
+    cases = content.get("cases", {}).values()
+    return not content.get("finished") or any(c["claimed"] and (c["wrong"] or c.get("errors")) for c in cases)
+
+
+def _merge_differences(parts: Path, out: Path) -> None:
+    arrays = {}
+    for section in SECTIONS:
+        if (parts / f"{section}.npz").exists():
+            with np.load(parts / f"{section}.npz") as part:
+                arrays |= {f"{section}__{name}": part[name] for name in part.files}
+    if arrays:
+        np.savez_compressed(out / "differences.npz", **arrays)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m gpu.probes", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="a,b,c,d", help="letters of the parts, or names of sections")
+    parser.add_argument("--out", default="probes-out", help="directory of the report")
+    parser.add_argument("--build", help="directory of the compiled libraries, reused when they are there")
+    parser.add_argument("--quick", action="store_true", help="a small part of the inputs")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.section:
+        return _child(options)
+    chosen = set(options.only.split(","))
+    out = Path(options.out).resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    report: dict[str, Any] = {"machine": _machine(), "quick": options.quick, "sections": {}}
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = Path(scratch) / "parts"
+        libraries = Path(options.build).resolve() if options.build else Path(scratch) / "build"
+        for directory in (parts, libraries):
+            directory.mkdir(parents=True, exist_ok=True)
+        start = time.monotonic()
+        report["compile errors"] = {name: said for name, said in build.compile_all(libraries).items() if said}
+        print(f"compiled in {time.monotonic() - start:.0f} s {report['compile errors'] or ''}", flush=True)
+        for section, (letter, _) in SECTIONS.items():
+            if letter not in chosen and section not in chosen:
+                continue
+            report["sections"][section] = content = _run_section(section, parts, libraries, options)
+            print("\n".join(line for line in _lines(section, content) if line), flush=True)
+            _merge_differences(parts, out)
+            (out / "report.json").write_text(json.dumps(report, indent=1))
+        for extra in parts.glob("mufu_*.npz"):
+            (out / extra.name).write_bytes(extra.read_bytes())
+    return int(bool(report["compile errors"]) or any(_failed(c) for c in report["sections"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,397 @@
+"""Section `facts`: directed inputs for what no model claims yet, and the words that the GPU gives for them.
+
+Every row also has sim's word, to show at a glance where the simulator's present rule differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sim import arith, mufu
+from sim.arch import arch
+from sim.formats import FP16, FP32, Format
+from sim.mma import dot
+
+from .build import scalar, scalar_range
+from .families import operands
+from .tally import hexadecimal
+from .tensor import KINDS, SIDE, choose_layout, run, step_length
+
+__all__ = ["scalar_facts", "tensor_facts"]
+
+Words = np.ndarray
+Product = tuple[int, int]  # sign and exponent of one product: sign * 2**exponent
+Facts = dict[str, Callable[[], Any]]
+FTZ_LEAST = Fraction(1, 1 << 126)
+
+
+# ---- tensor core -----------------------------------------------------------------------------------------------------
+
+
+def power(fmt: Format, exponent: int, sign: int = 1) -> int:
+    """The word of sign * 2**exponent, subnormal if need be."""
+    if not fmt.emin - fmt.fraction_bits <= exponent <= fmt.emax:
+        raise ValueError(f"{fmt.name} has no 2**{exponent}")
+    if exponent >= fmt.emin:
+        word = (exponent + fmt.bias) << fmt.fraction_bits
+    else:
+        word = 1 << (exponent - fmt.emin + fmt.fraction_bits)
+    return (word << fmt.unused_bits) | (fmt.sign if sign < 0 else 0)
+
+
+class Dots:
+    """Single dot products of one kind: each is a list of products (powers of two, or zero) and an accumulator word."""
+
+    def __init__(self, kind: str, offsets: tuple[int, int]) -> None:
+        self.kind, self.offsets = kind, offsets
+        self.fmt, self.acc = KINDS[kind]
+        self.least = 2 * (self.fmt.emin - self.fmt.fraction_bits)  # exponent of the least product
+
+    def operands_of(self, product: Product) -> tuple[int, int]:
+        sign, exponent = product
+        if sign == 0:  # a zero product: the "exponent" is its sign
+            return 0, self.fmt.sign if exponent < 0 else 0
+        first = exponent // 2
+        return power(self.fmt, first), power(self.fmt, exponent - first, sign)
+
+    def __call__(self, cases: list[tuple[list[Product], int]]) -> tuple[Words, Words]:
+        """The GPU's and sim's words of each (products, accumulator word)."""
+        count, k = len(cases), step_length(self.fmt)
+        a = np.zeros((-(-count // SIDE) * SIDE, k), self.fmt.word)
+        b, c = np.zeros_like(a), np.zeros(len(a), self.acc.word)
+        for i, (products, accumulator) in enumerate(cases):
+            c[i] = accumulator
+            for j, product in enumerate(products):
+                a[i, j], b[i, j] = self.operands_of(product)
+        a, b = a.reshape(-1, SIDE, k), b.reshape(-1, SIDE, k)
+        cells = np.zeros((len(a), SIDE, SIDE), self.acc.word)
+        diagonal = np.arange(SIDE)
+        cells[:, diagonal, diagonal] = c.reshape(-1, SIDE)
+        results = (
+            run(self.kind, a, b, cells, offsets=self.offsets),
+            dot(a, b, cells, arch("sm_90").dot(self.fmt, self.acc)),
+        )
+        gpu, sim = (x[:, diagonal, diagonal].ravel()[:count] for x in results)
+        return gpu, sim
+
+    def rows(self, named: dict[str, tuple[list[Product], int]]) -> list[dict[str, Any]]:
+        gpu, sim = self(list(named.values()))
+        return [
+            {"case": name, "c": hexadecimal(self.acc.word.type(c)), "gpu": hexadecimal(g), "sim": hexadecimal(s)}
+            for (name, (_, c)), g, s in zip(named.items(), gpu, sim, strict=True)
+        ]
+
+    def last_kept(self, cases: dict[tuple[int, int], tuple[list[Product], int, int]]) -> dict[str, Any]:
+        """For cases (i, j) -> (products, c, word if the term 2**-j is lost): the last j that is kept, for each i."""
+        gpu, sim = self([(products, c) for products, c, _ in cases.values()])
+        table: dict[str, list[Any]] = {"i": [], "last j tried": [], "gpu keeps to": [], "sim keeps to": [], "gaps": []}
+        lost = np.array([word for _, _, word in cases.values()], self.acc.word)
+        keys = list(cases)
+        for i in sorted({i for i, _ in keys}):
+            at = [n for n, key in enumerate(keys) if key[0] == i]
+            js = np.array([keys[n][1] for n in at])
+            kept = [js[(words[at] != lost[at])] for words in (gpu, sim)]
+            table["i"].append(i)
+            table["last j tried"].append(int(js.max()))
+            table["gpu keeps to"].append(int(kept[0].max()) if len(kept[0]) else None)
+            table["sim keeps to"].append(int(kept[1].max()) if len(kept[1]) else None)
+            table["gaps"].append(bool(len(kept[0])) and len(kept[0]) != int(kept[0].max() - js.min() + 1))
+        table["as sim"] = [bool(np.array_equal(gpu, sim))]
+        return table
+
+
+def _floor_fp32(dots: Dots) -> dict[str, Any]:
+    """2**-i - 2**-j: the result is 2**-i if the second term is lost, less if it is kept. Which j is the last one kept?"""
+    acc, least = dots.acc, -dots.least
+    highest = -2 * dots.fmt.emax + 1  # exponents of products that stay finite
+    tops = [i for i in (*range(0, 130, 10), *range(110, 150)) if i <= 149]
+    tops = sorted({i for i in (*tops, *range(0, 50)) if i >= highest})
+
+    def js(i: int, end: int) -> range:
+        return range(i + 1, min(i + 45, end) + 1)
+
+    def lost(i: int) -> int:
+        return power(acc, -i)
+
+    end = min(least, 230)
+    return {
+        "product 2^-i minus product 2^-j": dots.last_kept(
+            {(i, j): ([(1, -i), (-1, -j)], 0, lost(i)) for i in tops if i < end for j in js(i, end)}
+        ),
+        "c = 2^-i minus product 2^-j": dots.last_kept(
+            {(i, j): ([(-1, -j)], lost(i), lost(i)) for i in tops if i < end for j in js(i, end)}
+        ),
+        "product 2^-i minus c = 2^-j": dots.last_kept(
+            {(i, j): ([(1, -i)], power(acc, -j, -1), lost(i)) for i in tops if i <= min(148, least) for j in js(i, 149)}
+        ),
+    }
+
+
+def _floor_fp16(dots: Dots) -> dict[str, Any]:
+    """2**-i + half a unit + 2**-j: a tie to even (2**-i) if the last term is lost, one unit more if it is kept."""
+
+    def cases(as_c: bool) -> dict[tuple[int, int], tuple[list[Product], int, int]]:
+        made = {}
+        for i in range(0, 25):
+            half, top = max(-i - FP16.fraction_bits - 1, -25), power(FP16, -i)
+            if i == 24:
+                continue  # one unit plus half: the tie goes up in any case
+            for j in range(-half + 1, -dots.least + 1):
+                terms = [(1, half), (1, -j)] if as_c else [(1, -i), (1, half), (1, -j)]
+                made[i, j] = (terms, top if as_c else 0, top)
+        return made
+
+    alone = {(25, j): ([(1, -25), (1, -j)], 0, 0) for j in range(26, -dots.least + 1)}
+    return {
+        "product 2^-i + half a unit + 2^-j": dots.last_kept(cases(False)),
+        "c = 2^-i + half a unit + 2^-j": dots.last_kept(cases(True)),
+        "product 2^-25 + 2^-j (half of the least subnormal)": dots.last_kept(alone),
+    }
+
+
+def _accumulator_alone(dots: Dots) -> list[dict[str, Any]]:
+    """c with zero products: significands of all ones at many exponents, subnormals, zeros, the NaN and infinity words."""
+    acc = dots.acc
+    mask = acc.fraction_mask
+    fields = [f for f in (1, 2, 3, 5, 8, 12, 13, 14, 20, acc.bias, 2 * acc.bias) if f <= 2 * acc.bias]
+    words = [(f << acc.fraction_bits) | mask for f in fields] + [
+        mask,
+        mask >> 1,
+        mask >> 4,
+        1,
+        2,
+        3,
+        0,
+        acc.inf,
+        acc.inf + 1,
+    ]
+    words += [w | acc.sign for w in words]
+    return dots.rows({f"c alone {i}": ([], w) for i, w in enumerate(words)})
+
+
+def _signs(dots: Dots) -> list[dict[str, Any]]:
+    """Zeros and results that become zero: which sign?"""
+    acc, least = dots.acc, dots.least
+    minus_zero, tiny = acc.sign, power(acc, acc.emin - acc.fraction_bits, -1)
+    named: dict[str, tuple[list[Product], int]] = {
+        "no products": ([], minus_zero),
+        "one product +0": ([(0, 1)], minus_zero),
+        "one product -0": ([(0, -1)], minus_zero),
+        "all products -0": ([(0, -1)] * step_length(dots.fmt), minus_zero),
+        "all products -0, c +0": ([(0, -1)] * step_length(dots.fmt), 0),
+        "1 - 1": ([(1, 0), (-1, 0)], 0),
+        "1 - 1, c -0": ([(1, 0), (-1, 0)], minus_zero),
+        "-1 product, c 1": ([(-1, 0)], power(acc, 0)),
+        "1 product, c -1": ([(1, 0)], power(acc, 0, -1)),
+        "1 - 1 - least product": ([(1, 0), (-1, 0), (-1, least if least > -200 else -120)], 0),
+        "1 - 1, c least negative": ([(1, 0), (-1, 0)], tiny),
+        "c least negative, no products": ([], tiny),
+        "-1 + 1 ulp below, c 0": ([(-1, 0), (1, -1), (1, -2), (1, -2)], 0),
+    }
+    for exponent in (
+        -9,
+        -12,
+        -17,
+        -18,
+        -24,
+        -25,
+        -26,
+        -32,
+        -40,
+        -46,
+        -47,
+        -48,
+        -120,
+        -149,
+        -150,
+        -157,
+        -158,
+        -159,
+        -160,
+        -175,
+    ):
+        if exponent >= least:
+            named[f"product -2^{exponent}"] = ([(-1, exponent)], 0)
+            named[f"product -2^{exponent}, c -0"] = ([(-1, exponent)], minus_zero)
+            named[f"product -2^{exponent} twice"] = ([(-1, exponent)] * 2, 0)
+    return dots.rows(named)
+
+
+def _subnormal_operands(dots: Dots) -> dict[str, Any]:
+    """As the first scan, with a first product of subnormal operands: at which exponent does such a product count?"""
+    fmt, acc = dots.fmt, dots.acc
+    if acc is not FP32 or fmt.exponent_bits == 8:
+        return {}
+    report = {}
+    for name, first in (("normal", fmt.emin), ("subnormal", fmt.emin - 1), ("least", fmt.emin - fmt.fraction_bits)):
+        table: dict[str, list[int]] = {"gpu keeps to": [], "sim keeps to": []}
+        a = np.zeros((1, SIDE, step_length(fmt)), fmt.word)
+        b, c = np.zeros_like(a), np.zeros((1, SIDE, SIDE), acc.word)
+        js = -first + np.arange(SIDE)  # c = -2**-j against the product 2**first * 1
+        a[:, :, 0], b[:, :, 0] = power(fmt, first), power(fmt, 0)
+        c[0, :, 0] = [power(acc, -int(j), -1) for j in js]
+        gpu = run(dots.kind, a, b, c, offsets=dots.offsets)[0, :, 0]
+        sim = dot(a, b, c, arch("sm_90").dot(fmt, acc))[0, :, 0]
+        for column, words in (("gpu keeps to", gpu), ("sim keeps to", sim)):
+            table[column] = [int(js[words != power(acc, first)].max())]
+        report[f"{name} operand 2^{first} times 1, minus c = 2^-j"] = table
+    return report
+
+
+def tensor_facts(prefix: str) -> Facts:
+    """The facts of every kind whose name begins so."""
+    kinds = [kind for kind in KINDS if kind.startswith(prefix)]
+    layout: list[tuple[int, int]] = []
+
+    def self_test() -> Any:
+        offsets, report = choose_layout(kinds)
+        layout.append(offsets)
+        return report
+
+    facts: Facts = {"self-test": self_test}
+    for kind in kinds:
+        floor = _floor_fp16 if KINDS[kind][1] is FP16 else _floor_fp32
+        for name, fact in (
+            ("where terms are cut", floor),
+            ("subnormal operands", _subnormal_operands),
+            ("accumulator alone", _accumulator_alone),
+            ("sign of zero", _signs),
+        ):
+            facts[f"{kind}: {name}"] = lambda k=kind, f=fact: f(Dots(k, layout[0]))
+    return facts
+
+
+# ---- scalar ----------------------------------------------------------------------------------------------------------
+
+
+def _value(word: int) -> Fraction:
+    """The exact value of a finite fp32 word."""
+    field, fraction = word >> 23 & 0xFF, word & 0x7FFFFF
+    magnitude = Fraction(fraction + (1 << 23 if field else 0)) * Fraction(2) ** (max(field, 1) - 150)
+    return -magnitude if word >> 31 else magnitude
+
+
+def _zone(exact: Fraction) -> str:
+    """Where an exact result just below 2**-126 lies: what each rule of rounding would make of it."""
+    gap = FTZ_LEAST - abs(exact)
+    if gap <= 0:
+        return "2^-126 or above"
+    if gap <= Fraction(1, 1 << 151):
+        return "rounds up to 2^-126 with 24 bits"
+    if gap <= Fraction(1, 1 << 150):
+        return "rounds up to 2^-126 only in the subnormal grid"
+    return "below"
+
+
+def _tininess() -> dict[str, Any]:
+    """Exact results just below 2**-126 under ftz: flushed, or rounded up to 2**-126 first? Sums cannot lie there."""
+    a, b, _ = operands("border", FP32, 3, 1 << 15, np.random.default_rng(0))
+    a, b = a & np.uint32(0x7FFFFFFF), b & np.uint32(0x7FFFFFFF)
+    zero = np.zeros_like(a)
+    # fma with c = 2**-126 and a small negative product: -2**-j and a little more or less
+    least = np.full(64, FP32.min_normal, np.uint32)
+    small = [power(FP32, -70 - int(j) % 16, -1) for j in range(64)]
+    x = np.array(small, np.uint32) + np.repeat(np.array([0, 1, 0x400000, 0x7FFFFF], np.uint32), 16)
+    y = np.full(64, power(FP32, -75), np.uint32)
+    cases = {
+        "mul.ftz": ("precise", "mul_ftz", (a, b), lambda p, q: _value(p) * _value(q)),
+        "fma.ftz, c = 0": ("precise", "fma_ftz", (a, b, zero), lambda p, q, r: _value(p) * _value(q)),
+        "fma.ftz, c = 2^-126": ("precise", "fma_ftz", (x, y, least), lambda p, q, r: _value(p) * _value(q) + _value(r)),
+        "a / b, fast": ("fast", "c_div", (a, b), lambda p, q: _value(p) * _value(int(mufu.rcp(np.uint32(q))))),
+        "a * b, fast": ("fast", "c_mul", (a, b), lambda p, q: _value(p) * _value(q)),
+        "mul (no ftz)": ("precise", "mul", (a, b), lambda p, q: _value(p) * _value(q)),
+    }
+    report = {}
+    for name, (library, entry, words, exact) in cases.items():
+        count = min(len(words[0]), 1 << 12)
+        gpu = scalar(library, entry, *words)[:count]
+        zones: dict[str, Any] = {}
+        for i in range(count):
+            operands_of = [int(w[i]) for w in words]
+            if any(w >> 23 & 0xFF == 0xFF for w in operands_of):
+                continue
+            row = zones.setdefault(_zone(exact(*operands_of)), {"2^-126": 0, "zero": 0, "other": 0, "examples": []})
+            word = int(gpu[i])
+            row["2^-126" if word == FP32.min_normal else "zero" if word & 0x7FFFFFFF == 0 else "other"] += 1
+            if len(row["examples"]) < 3:
+                row["examples"].append([*hexadecimal(np.array(operands_of, np.uint32)), hexadecimal(gpu[i])])
+        report[name] = zones
+    return report
+
+
+def _directed(library: str, entry: str, sim: Callable[..., Words], *columns: list[int]) -> list[list[str]]:
+    """Rows of operand words, the GPU's word, sim's word, over all combinations of the columns."""
+    grid = [g.ravel() for g in np.meshgrid(*(np.array(c, np.uint32) for c in columns), indexing="ij")]
+    return [hexadecimal(np.array(row)) for row in zip(*grid, scalar(library, entry, *grid), sim(*grid), strict=True)]
+
+
+SPECIALS = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x3F800000, 0xBF800000, 0x7F7FFFFF, 0x7F800000]
+SPECIALS += [0xFF800000, 0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0x7FC12345]
+
+
+def _large_divisors() -> dict[str, Any]:
+    a = [0, 1, 0x3F800000, 0x7F7FFFFF, 0xC0490FDB, 0x7F800000, 0x00800000]
+    b = [
+        0x7E000000,
+        0x7E000001,
+        0x7E7FFFFF,
+        0x7E800000,
+        0x7E800001,
+        0x7EFFFFFF,
+        0x7F000000,
+        0x7F7FFFFF,
+        0xFE800001,
+        0x7F800000,
+    ]
+    return {
+        "a / b, fast": _directed("fast", "c_div", lambda x, y: mufu.divide(x, y, fast_math=True), a, b),
+        "div.approx.ftz": _directed("precise", "div_approx_ftz", lambda x, y: mufu.divide(x, y, fast_math=True), a, b),
+        "1 / b, fast": _directed("fast", "c_reciprocal", mufu.rcp, b),
+    }
+
+
+def _special_pairs() -> dict[str, Any]:
+    """Only the rows that differ from sim, with how many rows there were."""
+    cases = {
+        "max": ("precise", "max", arith.fmax),
+        "max.ftz": ("precise", "max_ftz", lambda x, y: arith.fmax(x, y, ftz=True)),
+        "min": ("precise", "min", arith.fmin),
+        "min.ftz": ("precise", "min_ftz", lambda x, y: arith.fmin(x, y, ftz=True)),
+        "add.ftz": ("precise", "add_ftz", lambda x, y: arith.add(x, y, ftz=True)),
+        "mul.ftz": ("precise", "mul_ftz", lambda x, y: arith.mul(x, y, ftz=True)),
+        "a / b, precise": ("precise", "c_div", arith.div),
+        "a / b, fast": ("fast", "c_div", lambda x, y: mufu.divide(x, y, fast_math=True)),
+    }
+    report: dict[str, Any] = {}
+    for name, (library, entry, sim) in cases.items():
+        rows = _directed(library, entry, sim, SPECIALS, SPECIALS)
+        report[name] = {"rows": len(rows), "differ": [row for row in rows if row[-1] != row[-2]]}
+    zeros = [0, 0x80000000]
+    report["max of zeros"] = _directed("precise", "c_fmaxf", arith.fmax, zeros, zeros)
+    report["min of zeros"] = _directed("precise", "c_fminf", arith.fmin, zeros, zeros)
+    return report
+
+
+def _sqrt_words(out: Path) -> dict[str, Any]:
+    """sqrt.approx.ftz (fast sqrtf), not modelled: every mantissa of [1, 4), as differences from the rounded root."""
+    first, count = 127 << 23, 1 << 24
+    words = scalar_range("precise", "sqrt_ftz", first, count)
+    values = np.arange(first, first + count, dtype=np.uint32).view(np.float32).astype(np.float64)
+    delta = words.view(np.int32) - np.sqrt(values).astype(np.float32).view(np.int32)
+    np.savez_compressed(out / "mufu_sqrt_delta.npz", sqrt_1_2=delta[: count // 2].astype(np.int8),
+                        sqrt_2_4=delta[count // 2 :].astype(np.int8))  # fmt: skip
+    return {"file": "mufu_sqrt_delta.npz", "least": int(delta.min()), "greatest": int(delta.max())}
+
+
+def scalar_facts(out: Path) -> Facts:
+    return {
+        "results just below 2^-126": _tininess,
+        "large divisors": _large_divisors,
+        "special pairs": _special_pairs,
+        "sqrt.approx.ftz": lambda: _sqrt_words(out),
+    }
