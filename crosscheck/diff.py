@@ -105,16 +105,16 @@ class Diff:
 
     def message(self, name: str = "result", actual: str = "actual", expected: str = "expected") -> str:
         """The readable message; `name` is what was compared, `actual` and `expected` name the two sides."""
-        words, kind_of = count(self.size, "word"), f"({self.format.name} {list(self.shape)})"
+        words, of = count(self.size, "word"), f"{self.format.name} {list(self.shape)}"
         if self.same:
-            return f"{name}: same, {words} {kind_of}"
-        lines = [f"{name}: {self.different} of {words} {'differs' if self.different == 1 else 'differ'} {kind_of}"]
+            return f"{name}: same, {words} ({of})"
+        lines = [f"{name}: {self.different} of {words} {'differs' if self.different == 1 else 'differ'}"]
         for kind, title in KINDS.items():
             if kind != "same" and self.counts[kind]:
                 lines.append(f"  {title:<20}{self.counts[kind]:>10}")
                 lines += self._histogram() if kind == "value" else []
         assert self.first is not None
-        lines.append(f"  first at {list(self.first)}")
+        lines.append(f"  first at {list(self.first)} of {of}")
         return "\n".join(lines + self._table(actual, expected))
 
     def _histogram(self) -> list[str]:
@@ -221,7 +221,8 @@ def _listed(
 ) -> tuple[Difference, ...]:
     """The first few differences as records."""
     kinds, listed = list(KINDS), []
-    actual, expected = values(left[:first], fmt), values(right[:first], fmt)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        actual, expected = values(left[:first], fmt), values(right[:first], fmt)
     for i in range(min(first, where.size)):
         kind = kinds[codes[i]]
         ulp = int(distance[i]) if kind in ("value", "sign_of_zero") else None

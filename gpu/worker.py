@@ -64,7 +64,7 @@ def info() -> dict[str, Any]:
 def _driver() -> str | None:
     """The driver's version, as the kernel module tells it."""
     try:
-        found = re.search(r"Kernel Module\D*?([\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+        found = re.search(r"Kernel Module.*?(\d+\.[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
     except OSError:
         return None
     return found.group(1) if found else None

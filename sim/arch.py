@@ -44,7 +44,7 @@ class Arch:
     """One GPU architecture: its name, its tensor core's dot products, and what its compiler does otherwise.
 
     splits_mul_sub: fp32 loops are packed into pairs (mul2, sub2, fma2), and under fast math `a*b - c` is then a product
-                    and a subtraction that does not flush (NUMERICS section 3: read in generated code, not measured)
+                    and a subtraction that does not flush (docs/NUMERICS.md, section 3: read in code, not measured)
     measured:       whole kernels agreed on this architecture in every word
     """
 
@@ -59,10 +59,14 @@ class Arch:
             if unit.operand is operand and unit.accumulator is accumulator:
                 return unit
         known = ", ".join(f"{u.operand.name} into {u.accumulator.name}" for u in self.units)
-        raise ValueError(f"{self.name} has no modelled dot product of {operand.name} into {accumulator.name}, only {known}")
+        raise ValueError(
+            f"{self.name} has no modelled dot product of {operand.name} into {accumulator.name}, only {known}"
+        )
 
 
-def _half(L: int, F: int, floor: int | None, floor16: int | None, source: str, bf16: bool = True) -> tuple[DotProduct, ...]:
+def _half(
+    L: int, F: int, floor: int | None, floor16: int | None, source: str, bf16: bool = True
+) -> tuple[DotProduct, ...]:
     fp32 = tuple(DotProduct(f, FP32, L, F, "rz_fp32", floor, source) for f in ((FP16, BF16) if bf16 else (FP16,)))
     return (*fp32, DotProduct(FP16, FP16, L, F, "rne_fp16", floor16, source))
 
@@ -85,11 +89,19 @@ ARCHS = {
         Arch("sm_80", _AMPERE),
         Arch("sm_86", _AMPERE),
         Arch("sm_89", _AMPERE + _fp8(16, 13, "rz_e8m13", None, LITERATURE)),
-        Arch("sm_90", _half(16, 25, -133, -21, H200) + _tf32(8, 25, -133, H200) + _fp8(32, 13, "rz_e8m13", None, H200),
-             measured=True),
+        Arch(
+            "sm_90",
+            _half(16, 25, -133, -21, H200) + _tf32(8, 25, -133, H200) + _fp8(32, 13, "rz_e8m13", None, H200),
+            measured=True,
+        ),
         Arch("sm_100", _half(16, 25, -133, -21, LITERATURE) + _tf32(8, 25, -133, LITERATURE), splits_mul_sub=True),
-        Arch("sm_120", _half(16, 25, None, -21, LITERATURE) + _tf32(8, 25, None, LITERATURE)
-             + _fp8(32, 25, "rz_fp32", None, LITERATURE), splits_mul_sub=True),
+        Arch(
+            "sm_120",
+            _half(16, 25, None, -21, LITERATURE)
+            + _tf32(8, 25, None, LITERATURE)
+            + _fp8(32, 25, "rz_fp32", None, LITERATURE),
+            splits_mul_sub=True,
+        ),
     )
 }
 

@@ -1,7 +1,9 @@
 """Scalar float arithmetic of NVIDIA GPUs: the exact result, rounded once to nearest even. Words in, words out.
 
 Arrays are unsigned words of the format and broadcast. A NaN that an operator makes is the format's `nan` word, whatever
-its operands were. With `ftz` subnormal operands and results become zero of the same sign (NUMERICS: H200).
+its operands were. With `ftz` subnormal operands and results become zero of the same sign. Source: docs/NUMERICS.md,
+section 3 (H200).
+
 Formats: float32, float16, bfloat16. How each is done with host arithmetic that rounds otherwise:
 
 * a product of two words is exact in float64; a sum of float32 values is not, so it is rounded to odd in float64 first
@@ -17,7 +19,21 @@ import numpy as np
 
 from .formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 
-__all__ = ["add", "convert", "div", "flush", "fma", "fmax", "fmin", "from_order_key", "mul", "neg", "order_key", "sqrt", "sub"]
+__all__ = [
+    "add",
+    "convert",
+    "div",
+    "flush",
+    "fma",
+    "fmax",
+    "fmin",
+    "from_order_key",
+    "mul",
+    "neg",
+    "order_key",
+    "sqrt",
+    "sub",
+]
 
 Words = np.ndarray
 _FLOAT = {FP32: np.float32, FP16: np.float16}
@@ -235,7 +251,7 @@ def convert(words: Words, src: Format, dst: Format) -> Words:
     """`words` of `src` as words of `dst`, through float32, rounded to nearest even.
 
     float16 and bfloat16 overflow to infinity; float8 saturates at the largest finite value (infinity too). NaN becomes
-    the NaN word of `dst`. To the same format it is a move. Source: NUMERICS section 3 (H200).
+    the NaN word of `dst`. To the same format it is a move. Source: docs/NUMERICS.md, section 3 (H200).
     """
     words = np.asarray(words, src.word)
     if src is dst:

@@ -76,7 +76,15 @@ class Schedule:
 
 
 def flash_attention_block(
-    T: Block, Q: Tensor, K: Tensor, V: Tensor, Output: Tensor, schedule: Schedule, bx: np.ndarray, by: np.ndarray, bz: int
+    T: Block,
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    Output: Tensor,
+    schedule: Schedule,
+    bx: np.ndarray,
+    by: np.ndarray,
+    bz: int,
 ) -> None:
     """The kernel of thread blocks (bx, by, bz), as TileLang's example_gqa_fwd_bshd.py writes it.
 
@@ -144,7 +152,9 @@ def flash_attention_block(
 def loop_range(schedule: Schedule, bx: np.ndarray, seq_kv: int, past: int) -> np.ndarray:
     """Key blocks that each query block bx visits."""
     extent = np.full(np.shape(bx), -(-seq_kv // schedule.block_N))
-    return np.minimum(extent, -(-(past + (bx + 1) * schedule.block_M) // schedule.block_N)) if schedule.causal else extent
+    return (
+        np.minimum(extent, -(-(past + (bx + 1) * schedule.block_M) // schedule.block_N)) if schedule.causal else extent
+    )
 
 
 def flash_attention(
@@ -158,9 +168,9 @@ def flash_attention(
 ) -> Any:
     """Attention by the seed's kernel, every word as the GPU gives it.
 
-    q: [batch, seq_q, heads, dim]; k, v: [batch, seq_kv, heads_kv, dim], heads a multiple of heads_kv; all float16 or all
-    bfloat16 (NumPy, ml_dtypes or torch). Returns an array like q. Causal with seq_q < seq_kv aligns at the end.
-    blocks: only these thread blocks (bx, by, bz), by the head and bz the batch; rows of others hold the all-ones NaN word.
+    q: [batch, seq_q, heads, dim]; k, v: [batch, seq_kv, heads_kv, dim], heads a multiple of heads_kv; all float16 or
+    all bfloat16 (NumPy, ml_dtypes or torch). Returns an array like q. Causal with seq_q < seq_kv aligns at the end.
+    blocks: only these thread blocks (bx, by, bz), by the head, bz the batch; other rows hold the all-ones NaN word.
     machine: what computes, called with the architecture and fast_math (sim.machine.Exact, Recorder, ...).
     Raises ValueError or TypeError for arguments that do not fit, Undetermined when the words cannot be known.
     """

@@ -1,7 +1,7 @@
 """The machine that tile operators compute through. A new reading of a kernel is a new machine.
 
-A machine's values are NumPy arrays of a dtype that the machine chooses: tile operators index, reshape and broadcast them
-and do nothing else with them. `Exact` holds words and gives the GPU's; `Recorder` is the same and listens.
+A machine's values are NumPy arrays of a dtype that the machine chooses: tile operators index, reshape and broadcast
+them and do nothing else with them. `Exact` holds words and gives the GPU's; `Recorder` is the same and listens.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Exact:
         return arith.mul(a, b, fmt, self.fast_math)
 
     def mul_add(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
-        """a * b + c as the compiler contracts it: one fma on every architecture here (NUMERICS section 3)."""
+        """a * b + c as the compiler contracts it: one fma on every architecture here."""
         return arith.fma(a, b, c, fmt, self.fast_math)
 
     def mul_sub(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
-        """a * b - c as the compiler contracts it: one fma, but not where fast math packs pairs (arch.splits_mul_sub)."""
+        """a * b - c as the compiler contracts it: one fma, but for fast math where pairs are packed."""
         if self.fast_math and self.arch.splits_mul_sub:
             return arith.sub(self.mul(a, b, fmt), c, fmt, ftz=False)
         return arith.fma(a, b, arith.neg(c, fmt), fmt, self.fast_math)
@@ -184,5 +184,20 @@ def _listened(name: str) -> Callable[..., np.ndarray]:
     return method
 
 
-for _name in ("convert", "add", "sub", "mul", "mul_add", "mul_sub", "div", "max", "min", "abs", "exp2", "select", "dot", "reduce"):
+for _name in (
+    "convert",
+    "add",
+    "sub",
+    "mul",
+    "mul_add",
+    "mul_sub",
+    "div",
+    "max",
+    "min",
+    "abs",
+    "exp2",
+    "select",
+    "dot",
+    "reduce",
+):
     setattr(Recorder, _name, _listened(_name))

@@ -1,4 +1,4 @@
-"""The tensor core's dot product: L products and the accumulator, aligned, truncated, added exactly, rounded once a step.
+"""The tensor core's dot product: in each step L products and the accumulator are aligned, truncated and added.
 
     product      exact; its exponent is the sum of the operands' exponents, so that its significand lies in [0, 4); a
                  subnormal operand has its format's least exponent; a zero product takes no part
@@ -9,8 +9,8 @@
 
 K is walked in steps of L in ascending order; a step's result is the next step's c. Sources: the records of sim.arch.
 
-A step is a handful of NumPy calls on a [L, rows, columns] block that stays in the cache. `_narrow_step` works in float32
-and int32 where every aligned term is exact there, `_wide_step` in float64 for any exponents.
+A step is a handful of NumPy calls on a [L, rows, columns] block that stays in the cache. `_narrow_step` works in
+float32 and int32 where every aligned term is exact there, `_wide_step` in float64 for any exponents.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def _decode(words: np.ndarray, fmt: Format, pad: int) -> _Operand:
         value = words.view(np.float16).astype(np.float32)
     else:
         value = words.view(np.float32) if fmt is TF32 else values(words, fmt).astype(np.float32)
-    field = ((words & fmt.word.type(fmt.exponent_mask)) >> fmt.word.type(fmt.fraction_bits + fmt.unused_bits)).astype(np.int16)
+    field = ((words & fmt.word.type(fmt.exponent_mask)) >> fmt.word.type(fmt.fraction_bits + fmt.unused_bits)).astype(
+        np.int16
+    )
     exponent = np.maximum(field, 1) - np.int16(fmt.bias)
     finite = np.where(np.isfinite(value), value, np.float32(0))
     kind, absent = (np.int8, -64) if fmt.exponent_bits <= 5 else (np.int16, _ABSENT)
@@ -83,7 +85,12 @@ class _Buffers:
     @classmethod
     def make(cls, unit: DotProduct, outputs: tuple[int, ...], exponent: np.dtype, wide: bool) -> _Buffers:
         shape, total = (unit.L, *outputs), np.int32 if unit.L << (unit.F + 2) <= 1 << 31 else np.int64
-        return cls(np.empty(shape, np.float64 if wide else np.float32), np.empty(shape, np.int32), np.empty(shape, exponent), total)
+        return cls(
+            np.empty(shape, np.float64 if wide else np.float32),
+            np.empty(shape, np.int32),
+            np.empty(shape, exponent),
+            total,
+        )
 
 
 def _sum_products(a: _Operand, b: _Operand, scale: np.ndarray, work: _Buffers) -> np.ndarray:

@@ -67,11 +67,16 @@ class Value:
     """What an expression has in registers: machine values [blocks, ...], or a product that is not rounded yet.
 
     The compiler contracts a product and the addition or subtraction that uses it into one fma, so a product stays open
-    until it is used (NUMERICS section 3). poison: bool array, or None when everything was written.
+    until it is used (docs/NUMERICS.md, section 3). poison: bool array, or None when everything was written.
     """
 
     def __init__(
-        self, machine: Exact, fmt: Format, data: np.ndarray | None, poison: np.ndarray | None = None, factors: Any = None
+        self,
+        machine: Exact,
+        fmt: Format,
+        data: np.ndarray | None,
+        poison: np.ndarray | None = None,
+        factors: Any = None,
     ):
         self.machine, self.fmt, self.poison, self.factors, self._data = machine, fmt, poison, factors, data
 
@@ -79,7 +84,7 @@ class Value:
     def data(self) -> np.ndarray:
         """The values; an open product is rounded."""
         if self._data is None:
-            self._data = self.machine.mul(*self.factors, self.fmt)
+            self._data = self.machine.mul(self.factors[0], self.factors[1], self.fmt)
         return self._data
 
     def _other(self, other: Any) -> Value:
@@ -102,13 +107,15 @@ class Value:
             raise NotImplementedError("a*b + c*d: which product the compiler fuses is not modelled; round one first")
         product, rest = (self, other) if self.factors else (other, self)
         if product.factors:
-            return self._result(other, self.machine.mul_add(*product.factors, rest.data, self.fmt))
+            return self._result(
+                other, self.machine.mul_add(product.factors[0], product.factors[1], rest.data, self.fmt)
+            )
         return self._result(other, self.machine.add(self.data, other.data, self.fmt))
 
     def __sub__(self, other: Any) -> Value:
         other = self._other(other)
         if self.factors:  # of `a*s - m*s` the left product is the fused one
-            return self._result(other, self.machine.mul_sub(*self.factors, other.data, self.fmt))
+            return self._result(other, self.machine.mul_sub(self.factors[0], self.factors[1], other.data, self.fmt))
         if other.factors:
             raise NotImplementedError("c - a*b is not modelled yet; round the product first")
         return self._result(other, self.machine.sub(self.data, other.data, self.fmt))
@@ -128,7 +135,7 @@ def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
 
 @dataclass
 class Region:
-    """A rectangle of a global tensor: per axis the first index, an int or one per block, and the extent (None: an index)."""
+    """A rectangle of a global tensor: per axis its start (an int, or one per block) and extent (None: an index)."""
 
     tensor: Tensor
     starts: tuple[Any, ...]
@@ -163,7 +170,8 @@ class Tensor:
         self.poison: np.ndarray | None = None
 
     def __getitem__(self, key: Any) -> Region:
-        starts, extents = [], []
+        starts: list[Any] = []
+        extents: list[int | None] = []
         for axis, part in enumerate(key if isinstance(key, tuple) else (key,)):
             if not isinstance(part, slice):
                 starts.append(_uniform(part))
@@ -223,7 +231,11 @@ class Tile:
     def _merged(self, data: np.ndarray, poison: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
         """This tile with the first blocks replaced: the others have left the loop and keep what they hold."""
         whole = (self.block.blocks, *self.shape)
-        merged = self.data if self.data.flags.writeable and self.data.shape == whole else np.broadcast_to(self.data, whole).copy()
+        merged = (
+            self.data
+            if self.data.flags.writeable and self.data.shape == whole
+            else np.broadcast_to(self.data, whole).copy()
+        )
         merged[: len(data)] = data
         if poison is None and self.poison is None:
             return merged, None
@@ -370,7 +382,7 @@ class Block:
         self._reduce("min", "min", source, target, dim, clear)
 
     def reduce_absmax(self, source: Tile, target: Tile, dim: int = 1, clear: bool = True) -> None:
-        """The greatest magnitude of each row; NaN is dropped. `clear` starts from 0, otherwise the old value takes part."""
+        """The greatest magnitude of each row, NaN dropped. `clear` starts from 0, else the old value takes part."""
         self._reduce("absmax", "max", source, target, dim, clear)
 
     def reduce_sum(self, source: Tile, target: Tile, dim: int = 1, clear: bool = True) -> None:
@@ -386,7 +398,7 @@ class Block:
         data = machine.reduce("max" if op == "absmax" else op, data, order, fmt)
         if op == "absmax":
             data = machine.max(machine.constant(0.0, fmt), data, fmt)
-        poison = None if value.poison is None else value.poison.any(axis=-1)
+        poison = None if value.poison is None else np.asarray(value.poison.any(axis=-1))
         if not clear:
             old = target.value()
             data, poison = getattr(machine, merge)(old.data, data, fmt), _either(old.poison, poison)
@@ -413,12 +425,14 @@ class Block:
 
     def if_then_else(self, condition: np.ndarray, a: Any, b: Any, dtype: Format = FP32) -> Value:
         """a where `condition` (bool [blocks or 1, ...]), else b; what is not taken does not leak, poison neither."""
-        x, y = (v if isinstance(v, Value) else Value(self.machine, dtype, self.machine.constant(v, dtype)) for v in (a, b))
+        x, y = (
+            v if isinstance(v, Value) else Value(self.machine, dtype, self.machine.constant(v, dtype)) for v in (a, b)
+        )
         condition = condition[: self.active]
         poison = None
         if x.poison is not None or y.poison is not None:
-            no = np.zeros((), bool)
-            poison = np.where(condition, no if x.poison is None else x.poison, no if y.poison is None else y.poison)
+            taken = [np.zeros(1, bool) if v.poison is None else v.poison for v in (x, y)]
+            poison = np.where(condition, *taken)
         return Value(self.machine, x.fmt, self.machine.select(condition, x.data, y.data), poison)
 
 
@@ -426,6 +440,6 @@ def _gemm_poison(
     a: np.ndarray | None, b: np.ndarray | None, c: np.ndarray | None, transpose_A: bool, transpose_B: bool
 ) -> np.ndarray | None:
     """Which outputs of a gemm depend on memory that nobody wrote: a row of a, a column of b, or c itself."""
-    rows = None if a is None else a.any(axis=-2 if transpose_A else -1)[..., :, None]
-    columns = None if b is None else b.any(axis=-1 if transpose_B else -2)[..., None, :]
+    rows = None if a is None else np.expand_dims(np.any(a, axis=-2 if transpose_A else -1), -1)
+    columns = None if b is None else np.expand_dims(np.any(b, axis=-1 if transpose_B else -2), -2)
     return _either(_either(rows, columns), c)

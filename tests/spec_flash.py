@@ -1,7 +1,7 @@
 """The specification of the flash-attention loop: one thread block, one row, one element at a time, on tests/spec.py.
 
-Written from TileLang's example and NUMERICS sections 3 and 4. It shares no code with sim but the MUFU functions, whose
-words are measured (tests/test_mufu.py), and the facts of a schedule and of an architecture.
+Written from TileLang's example and docs/NUMERICS.md, sections 3 and 4. It shares no code with sim but the MUFU
+functions, whose words are measured (tests/test_mufu.py), and the facts of a schedule and of an architecture.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert capsys.readouterr().out.splitlines()[-1] == "2 arrays, all the same"
     assert main(["diff", a, b]) == 1
     out = capsys.readouterr().out
-    assert "o: 12 of 32 words differ (float16 [1, 8, 1, 4])\n  sign of zero                12\n" in out
+    assert "o: 12 of 32 words differ\n  sign of zero                12\n" in out
     assert "  in rows 2-4\n" in out and out.endswith("2 arrays, 1 different\n")
     assert main(["diff", a, c, "--json"]) == 1
     out, err = capsys.readouterr()
@@ -271,7 +271,7 @@ def test_loading_the_command_line_loads_no_gpu_package() -> None:
 class Screen(io.StringIO):
     """A stream that says it is a terminal."""
 
-    encoding = "UTF-8"  # type: ignore[assignment]
+    encoding = "UTF-8"
 
     def isatty(self) -> bool:
         return True

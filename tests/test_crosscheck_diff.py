@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from fractions import Fraction
 from functools import cache
 
 import numpy as np
@@ -19,8 +18,8 @@ FORMATS = (FP32, FP16, BF16, E4M3, E5M2)
 
 
 @cache
-def decode(word: int, fmt: Format) -> Fraction | str:
-    """The value of a word, or "nan", "inf", "-inf"."""
+def decode(word: int, fmt: Format) -> int | str:
+    """The value of a word in units of the smallest subnormal value, or "nan", "inf", "-inf"."""
     negative, rest = divmod(word, 1 << (fmt.bits - 1))
     exponent, fraction = divmod(rest, 1 << fmt.fraction_bits)
     last = (1 << fmt.exponent_bits) - 1
@@ -29,31 +28,28 @@ def decode(word: int, fmt: Format) -> Fraction | str:
     if not fmt.infinities and rest == (1 << (fmt.bits - 1)) - 1:
         return "nan"
     significand = fraction if exponent == 0 else fraction + (1 << fmt.fraction_bits)
-    bias = (1 << (fmt.exponent_bits - 1)) - 1
-    value = Fraction(significand) * Fraction(2) ** (max(exponent, 1) - bias - fmt.fraction_bits)
+    value = significand << (max(exponent, 1) - 1)
     return -value if negative else value
 
 
 @cache
-def places(fmt: Format) -> dict[Fraction, int]:
+def places(fmt: Format) -> dict[int, int]:
     """Every finite value of a format of at most 16 bits -> its place among the sorted values."""
     finite = {v for word in range(1 << fmt.bits) if not isinstance(v := decode(word, fmt), str)}
     return {value: place for place, value in enumerate(sorted(finite))}
 
 
-def distance(a: Fraction, b: Fraction, fmt: Format) -> int:
+def distance(a: int, b: int, fmt: Format) -> int:
     """Steps from one value to the other: for float32, counted binade by binade from zero."""
     if fmt.bits <= 16:
         return abs(places(fmt)[a] - places(fmt)[b])
 
-    def steps(x: Fraction) -> int:
-        total, low, spacing = 0, Fraction(0), Fraction(2) ** (2 - (1 << (fmt.exponent_bits - 1)) - fmt.fraction_bits)
-        high = spacing * (1 << fmt.fraction_bits)
+    def steps(x: int) -> int:
+        total, low, high, spacing = 0, 0, 2 << fmt.fraction_bits, 1
         while abs(x) > high:
-            total += int((high - low) / spacing)
-            spacing = spacing if low == 0 else spacing * 2
-            low, high = high, high * 2
-        total += int((abs(x) - low) / spacing)
+            total += (high - low) // spacing
+            low, high, spacing = high, high * 2, spacing * 2
+        total += (abs(x) - low) // spacing
         return -total if x < 0 else total
 
     return abs(steps(a) - steps(b))
@@ -146,7 +142,7 @@ def test_every_pair_of_8_bit_words(fmt: Format) -> None:
 def test_ordinals_of_every_16_bit_word(fmt: Format) -> None:
     words = np.arange(1 << 16, dtype=np.uint16)
     finite = ~(fmt.is_nan(words) | fmt.is_inf(words))
-    zero = places(fmt)[Fraction(0)]
+    zero = places(fmt)[0]
     expected = [places(fmt)[decode(word, fmt)] - zero for word in words[finite].tolist()]  # type: ignore[index]
     assert ordinals(words[finite], fmt).tolist() == expected
 
@@ -155,13 +151,13 @@ def test_message() -> None:
     a = np.array([[1.0, -0.0, np.inf], [2.0, 1.0, 0.5]], np.float16)
     b = np.array([[1.0, 0.0, -np.inf], [2.002, np.nan, 0.5]], np.float16)
     assert diff(a, b).message("o", "simulated", "H200").splitlines() == [
-        "o: 4 of 6 words differ (float16 [2, 3])",
+        "o: 4 of 6 words differ",
         "  value                        1",
         "    per ULP distance: 1: 1",
         "  sign of zero                 1",
         "  NaN against number           1",
         "  infinity                     1",
-        "  first at [0, 1]",
+        "  first at [0, 1] of float16 [2, 3]",
         "  index   simulated       H200",
         "  [0, 1]  0x8000     -0   0x0000  0        0 ULP",
         "  [0, 2]  0x7c00     inf  0xfc00  -inf     infinity",
@@ -175,7 +171,7 @@ def test_message() -> None:
 def test_assertion_carries_the_message() -> None:
     a, b = np.array([1, 2, 3], np.float32), np.array([1, 2, 4], np.float32)
     assert_same_words(a, a)
-    with pytest.raises(AssertionError, match=r"^scores: 1 of 3 words differs \(float32 \[3\]\)\n"):
+    with pytest.raises(AssertionError, match=r"^scores: 1 of 3 words differs\n"):
         assert_same_words(a, b, "scores")
 
 

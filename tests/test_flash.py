@@ -39,7 +39,10 @@ CASES = {
     "cleared maximum, causal": (dict(), Schedule.variant("clear_true_block_max", block_M=8, block_N=2, causal=True)),
     "accumulated maximum": (dict(size=30.0), Schedule.variant("accumulate_max", block_M=4, block_N=8)),
     "precise": (dict(size=6.0), Schedule(block_M=4, block_N=4, fast_math=False)),
-    "precise, lost maximum, large": (dict(size=60.0), Schedule.variant("block_max", block_M=4, block_N=4, fast_math=False)),
+    "precise, lost maximum, large": (
+        dict(size=60.0),
+        Schedule.variant("block_max", block_M=4, block_N=4, fast_math=False),
+    ),
     "large": (dict(size=60.0), Schedule(block_M=4, block_N=4)),
     "groups and batches": (dict(batch=2, heads=4, heads_kv=2, seq_q=4), Schedule(block_M=4, block_N=4)),
     "bfloat16": (dict(fmt=BF16, size=3.0), Schedule(block_M=4, block_N=4, causal=True)),
@@ -66,7 +69,7 @@ def test_inf_and_nan_in_the_inputs_give_the_words_of_the_slow_model() -> None:
 
 
 def test_the_seed_in_its_smallest_form() -> None:
-    """Causal, seq 4, 4x2 blocks: without the max line the last key block hides rows 0 and 1 wholly, and they are NaN."""
+    """Causal, seq 4, 4x2 blocks: the last key block hides rows 0 and 1 wholly; without the max line they are NaN."""
     q, k, v = inputs(seq_q=4)
     lost = flash_attention(q, k, v, Schedule.variant("block_max", block_M=4, block_N=2, causal=True))
     assert np.isnan(lost).all(axis=(0, 2, 3)).tolist() == [True, True, False, False]
@@ -118,7 +121,9 @@ def test_memory_that_nobody_wrote_is_undetermined(monkeypatch: pytest.MonkeyPatc
     from sim.tile import Block
 
     fill = Block.fill
-    monkeypatch.setattr(Block, "fill", lambda self, tile, value: None if tile.name == "logsum" else fill(self, tile, value))
+    monkeypatch.setattr(
+        Block, "fill", lambda self, tile, value: None if tile.name == "logsum" else fill(self, tile, value)
+    )
     with pytest.raises(Undetermined, match="128 outputs depend on memory that nobody wrote"):
         flash_attention(*inputs(), Schedule(block_M=4, block_N=4))
 
@@ -135,7 +140,10 @@ BAD_INPUT = {
     "the heads of q must be a multiple": ((f16(1, 8, 3, 16), f16(1, 8, 2, 16), f16(1, 8, 2, 16)), {}),
     "v must have the shape of k": ((f16(1, 8, 1, 16), f16(1, 8, 1, 16), f16(1, 9, 1, 16)), {}),
     "k must have the batch and dim of q": ((f16(1, 8, 1, 16), f16(2, 8, 1, 16), f16(2, 8, 1, 16)), {}),
-    "seq_kv must be at least seq_q": ((f16(1, 8, 1, 16), f16(1, 4, 1, 16), f16(1, 4, 1, 16)), {"schedule": Schedule(causal=True)}),
+    "seq_kv must be at least seq_q": (
+        (f16(1, 8, 1, 16), f16(1, 4, 1, 16), f16(1, 4, 1, 16)),
+        {"schedule": Schedule(causal=True)},
+    ),
     "without an empty axis": ((f16(1, 0, 1, 16), f16(1, 8, 1, 16), f16(1, 8, 1, 16)), {}),
     "arch must be one of sm_70.*not 'sm_99'": ((f16(1, 8, 1, 16),) * 3, {"arch": "sm_99"}),
     "blocks must be thread blocks": ((f16(1, 8, 1, 16),) * 3, {"blocks": [(1, 0, 0)]}),
@@ -178,7 +186,9 @@ def test_import_sim_loads_numpy_and_nothing_else() -> None:
         "print(sorted(m for m in new if m.partition('.')[0] not in {*sys.stdlib_module_names, 'numpy', 'sim'}),"
         "'sim.mufu_tables' in new)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split("\n")[0] == "[] False"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.split("\n")[0] == "[] False"
+    )
 
 
 def test_a_machine_is_all_that_an_operator_computes_through() -> None:

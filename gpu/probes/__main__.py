@@ -198,6 +198,31 @@ def _lines(section: str, content: dict[str, Any]) -> Iterator[str]:
     for name, fact in content.get("facts", {}).items():
         if isinstance(fact, dict) and "error" in fact:
             yield f"    {name}: {fact['error']}"
+        else:
+            differing = list(_unlike_sim(fact))
+            yield f"    {name}: {f'{len(differing)} differ from sim' if differing else 'as sim'}"
+            yield from (f"        {row}" for row in differing[:12])
+
+
+def _unlike_sim(fact: Any) -> Iterator[str]:
+    """The rows of a fact where the GPU's word or place is not sim's."""
+    if isinstance(fact, dict) and "gpu keeps to" in fact:
+        columns = [fact.get(name, [""] * len(fact["gpu keeps to"])) for name in ("i", "gpu keeps to", "sim keeps to")]
+        yield from (f"i {i}: gpu keeps to {g}, sim to {s}" for i, g, s in zip(*columns, strict=True) if g != s)
+        if fact.get("gpu alone"):
+            yield f"first term alone: {fact['gpu alone']}"
+    elif isinstance(fact, dict) and "gpu" in fact and "sim" in fact:
+        if fact["gpu"] != fact["sim"]:
+            yield str(fact)
+    elif isinstance(fact, dict):
+        for name, part in fact.items():
+            yield from (f"{name}: {row}" for row in _unlike_sim(part))
+    elif isinstance(fact, list) and fact and all(isinstance(x, str) for x in fact):
+        if len(fact) > 2 and fact[-1] != fact[-2]:
+            yield " ".join(fact)
+    elif isinstance(fact, list):
+        for part in fact:
+            yield from _unlike_sim(part)
 
 
 def _failed(content: dict[str, Any]) -> bool:

@@ -27,7 +27,7 @@ class NoLibrary(RuntimeError):
 
 
 def compile_all(directory: Path) -> dict[str, str]:
-    """Compile what is missing in `directory`; returns, for each library, what the compiler said if it failed, else ""."""
+    """Compile what is missing in `directory`. For each library: what the compiler said if it failed, else ""."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     running = {}
     for name, (source, *options) in LIBRARIES.items():

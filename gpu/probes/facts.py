@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,21 @@ class Dots:
         ]
 
     def last_kept(self, cases: dict[tuple[int, int], tuple[list[Product], int, int]]) -> dict[str, Any]:
-        """For cases (i, j) -> (products, c, word if the term 2**-j is lost): the last j that is kept, for each i."""
+        """For cases (i, j) -> (products, c, word if the last term, 2**-j, is lost): the last j kept, for each i.
+
+        j = 0 stands for no such term: if the GPU gives another word there, "gpu alone" has it and the row says nothing.
+        """
         gpu, sim = self([(products, c) for products, c, _ in cases.values()])
-        table: dict[str, list[Any]] = {"i": [], "last j tried": [], "gpu keeps to": [], "sim keeps to": [], "gaps": []}
+        table: dict[str, list[Any]] = {"i": [], "last j tried": [], "gpu keeps to": [], "sim keeps to": []}
+        table |= {"gaps": [], "gpu alone": []}
         lost = np.array([word for _, _, word in cases.values()], self.acc.word)
         keys = list(cases)
         for i in sorted({i for i, _ in keys}):
             at = [n for n, key in enumerate(keys) if key[0] == i]
+            alone = [n for n in at if keys[n][1] == 0]
+            at = [n for n in at if keys[n][1] != 0]
             js = np.array([keys[n][1] for n in at])
+            table["gpu alone"] += [hexadecimal(gpu[n]) for n in alone if gpu[n] != lost[n]]
             kept = [js[(words[at] != lost[at])] for words in (gpu, sim)]
             table["i"].append(i)
             table["last j tried"].append(int(js.max()))
@@ -106,28 +114,34 @@ class Dots:
 
 
 def _floor_fp32(dots: Dots) -> dict[str, Any]:
-    """2**-i - 2**-j: the result is 2**-i if the second term is lost, less if it is kept. Which j is the last one kept?"""
+    """2**-i - 2**-j: the result is 2**-i if the second term is lost, less if it is kept. Which j is the last kept?"""
     acc, least = dots.acc, -dots.least
-    highest = -2 * dots.fmt.emax + 1  # exponents of products that stay finite
-    tops = [i for i in (*range(0, 130, 10), *range(110, 150)) if i <= 149]
-    tops = sorted({i for i in (*tops, *range(0, 50)) if i >= highest})
+    tops = [*range(0, 50), *range(50, 110, 10), *range(110, 150)]
 
-    def js(i: int, end: int) -> range:
-        return range(i + 1, min(i + 45, end) + 1)
+    def js(i: int, end: int) -> list[int]:
+        return [0, *range(i + 1, min(i + 45, end) + 1)]
 
     def lost(i: int) -> int:
         return power(acc, -i)
 
+    def less(j: int) -> list[Product]:
+        return [(-1, -j)] if j else []
+
     end = min(least, 230)
     return {
         "product 2^-i minus product 2^-j": dots.last_kept(
-            {(i, j): ([(1, -i), (-1, -j)], 0, lost(i)) for i in tops if i < end for j in js(i, end)}
+            {(i, j): ([(1, -i), *less(j)], 0, lost(i)) for i in tops if i < end for j in js(i, end)}
         ),
         "c = 2^-i minus product 2^-j": dots.last_kept(
-            {(i, j): ([(-1, -j)], lost(i), lost(i)) for i in tops if i < end for j in js(i, end)}
+            {(i, j): (less(j), lost(i), lost(i)) for i in tops if i < end for j in js(i, end)}
         ),
         "product 2^-i minus c = 2^-j": dots.last_kept(
-            {(i, j): ([(1, -i)], power(acc, -j, -1), lost(i)) for i in tops if i <= min(148, least) for j in js(i, 149)}
+            {
+                (i, j): ([(1, -i)], power(acc, -j, -1) if j else 0, lost(i))
+                for i in tops
+                if i <= min(148, least)
+                for j in js(i, 149)
+            }
         ),
     }
 
@@ -141,12 +155,12 @@ def _floor_fp16(dots: Dots) -> dict[str, Any]:
             half, top = max(-i - FP16.fraction_bits - 1, -25), power(FP16, -i)
             if i == 24:
                 continue  # one unit plus half: the tie goes up in any case
-            for j in range(-half + 1, -dots.least + 1):
-                terms = [(1, half), (1, -j)] if as_c else [(1, -i), (1, half), (1, -j)]
-                made[i, j] = (terms, top if as_c else 0, top)
+            for j in (0, *range(-half + 1, -dots.least + 1)):
+                terms = [(1, half)] if as_c else [(1, -i), (1, half)]
+                made[i, j] = (terms + ([(1, -j)] if j else []), top if as_c else 0, top)
         return made
 
-    alone = {(25, j): ([(1, -25), (1, -j)], 0, 0) for j in range(26, -dots.least + 1)}
+    alone = {(25, j): ([(1, -25)] + ([(1, -j)] if j else []), 0, 0) for j in (0, *range(26, -dots.least + 1))}
     return {
         "product 2^-i + half a unit + 2^-j": dots.last_kept(cases(False)),
         "c = 2^-i + half a unit + 2^-j": dots.last_kept(cases(True)),
@@ -155,7 +169,7 @@ def _floor_fp16(dots: Dots) -> dict[str, Any]:
 
 
 def _accumulator_alone(dots: Dots) -> list[dict[str, Any]]:
-    """c with zero products: significands of all ones at many exponents, subnormals, zeros, the NaN and infinity words."""
+    """c with zero products: significands of all ones at many exponents, subnormals, zeros, infinities and a NaN."""
     acc = dots.acc
     mask = acc.fraction_mask
     fields = [f for f in (1, 2, 3, 5, 8, 12, 13, 14, 20, acc.bias, 2 * acc.bias) if f <= 2 * acc.bias]
@@ -298,30 +312,41 @@ def _tininess() -> dict[str, Any]:
     small = [power(FP32, -70 - int(j) % 16, -1) for j in range(64)]
     x = np.array(small, np.uint32) + np.repeat(np.array([0, 1, 0x400000, 0x7FFFFF], np.uint32), 16)
     y = np.full(64, power(FP32, -75), np.uint32)
-    cases = {
-        "mul.ftz": ("precise", "mul_ftz", (a, b), lambda p, q: _value(p) * _value(q)),
-        "fma.ftz, c = 0": ("precise", "fma_ftz", (a, b, zero), lambda p, q, r: _value(p) * _value(q)),
-        "fma.ftz, c = 2^-126": ("precise", "fma_ftz", (x, y, least), lambda p, q, r: _value(p) * _value(q) + _value(r)),
-        "a / b, fast": ("fast", "c_div", (a, b), lambda p, q: _value(p) * _value(int(mufu.rcp(np.uint32(q))))),
-        "a * b, fast": ("fast", "c_mul", (a, b), lambda p, q: _value(p) * _value(q)),
-        "mul (no ftz)": ("precise", "mul", (a, b), lambda p, q: _value(p) * _value(q)),
+    sim_fma = partial(arith.fma, ftz=True)
+    sim_mul, sim_div = partial(arith.mul, ftz=True), partial(mufu.divide, fast_math=True)
+    cases: dict[str, tuple[str, str, tuple[Words, ...], Callable[..., Fraction], Callable[..., Words]]] = {
+        "mul.ftz": ("precise", "mul_ftz", (a, b), _product, sim_mul),
+        "fma.ftz, c = 0": ("precise", "fma_ftz", (a, b, zero), _product, sim_fma),
+        "fma.ftz, c = 2^-126": ("precise", "fma_ftz", (x, y, least), _product, sim_fma),
+        "a * b, fast": ("fast", "c_mul", (a, b), _product, sim_mul),
+        "a / b, fast": ("fast", "c_div", (a, b), lambda p, q: _product(p, int(mufu.rcp(np.uint32(q)))), sim_div),
+        "mul (no ftz)": ("precise", "mul", (a, b), _product, arith.mul),
     }
-    report = {}
-    for name, (library, entry, words, exact) in cases.items():
-        count = min(len(words[0]), 1 << 12)
-        gpu = scalar(library, entry, *words)[:count]
-        zones: dict[str, Any] = {}
-        for i in range(count):
-            operands_of = [int(w[i]) for w in words]
-            if any(w >> 23 & 0xFF == 0xFF for w in operands_of):
-                continue
-            row = zones.setdefault(_zone(exact(*operands_of)), {"2^-126": 0, "zero": 0, "other": 0, "examples": []})
-            word = int(gpu[i])
-            row["2^-126" if word == FP32.min_normal else "zero" if word & 0x7FFFFFFF == 0 else "other"] += 1
-            if len(row["examples"]) < 3:
-                row["examples"].append([*hexadecimal(np.array(operands_of, np.uint32)), hexadecimal(gpu[i])])
-        report[name] = zones
-    return report
+    return {name: _zones(*case) for name, case in cases.items()}
+
+
+def _product(a: int, b: int, c: int = 0) -> Fraction:
+    return _value(a) * _value(b) + _value(c)
+
+
+def _zones(
+    library: str, entry: str, words: tuple[Words, ...], exact: Callable[..., Fraction], sim: Callable[..., Words]
+) -> dict[str, Any]:
+    """For each zone of the exact result: how many results are 2**-126, zero, another; three examples."""
+    words = tuple(w[: 1 << 12] for w in words)
+    results = scalar(library, entry, *words), sim(*words)
+    zones: dict[str, Any] = {}
+    for *inputs, gpu, modelled in zip(*(w.tolist() for w in words), *(r.tolist() for r in results), strict=True):
+        if any(w >> 23 & 0xFF == 0xFF for w in inputs):
+            continue
+        zone = zones.setdefault(
+            _zone(exact(*inputs)), {"2^-126": 0, "zero": 0, "other": 0, "unlike sim": 0, "rows": []}
+        )
+        zone["2^-126" if gpu == FP32.min_normal else "zero" if gpu & 0x7FFFFFFF == 0 else "other"] += 1
+        zone["unlike sim"] += gpu != modelled
+        if len(zone["rows"]) < 3:
+            zone["rows"].append(hexadecimal(np.array([*inputs, gpu, modelled], np.uint32)))
+    return zones
 
 
 def _directed(library: str, entry: str, sim: Callable[..., Words], *columns: list[int]) -> list[list[str]]:

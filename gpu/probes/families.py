@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 def compose(rng: np.random.Generator, fmt: Format, low: int | Words, high: int | Words, shape: Shape) -> Words:
-    """Words with exponent fields in [low, high] (clipped to the format), any sign, half of them with an edge fraction."""
+    """Words with exponent fields in [low, high] (clipped to the format), any sign, half of them with edge fractions."""
     bits = rng.integers(0, 1 << 63, shape, np.int64)  # cut up: a draw for each part would take most of the time
     mask = (1 << fmt.fraction_bits) - 1
     edges = np.array([0, 1, 2, mask, mask - 1, mask >> 1, (mask >> 1) + 1, (mask >> 1) + 2])
@@ -100,7 +100,7 @@ def _distant(rng: np.random.Generator, fmt: Format, arity: int, count: int) -> l
 
 
 def _edge_words(rng: np.random.Generator, fmt: Format, arity: int, count: int) -> list[Words]:
-    """Zeros, infinities, NaN payloads, ends of the subnormal and normal ranges, 1 and its neighbours, in any combination."""
+    """Zeros, infinities, NaN payloads, ends of the ranges, 1 and its neighbours, in any combination."""
     one, least = fmt.bias << fmt.fraction_bits, fmt.min_normal
     nans = [fmt.inf + 1, fmt.inf + (least >> 1), fmt.inf + (least >> 1) + 1, fmt.nan] if fmt.infinities else [fmt.nan]
     ends = [0, 1, 2, least - 1, least, least + 1, 2 * least, fmt.max_finite, fmt.max_finite - 1, one, one - 1, one + 1]
