@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.formats import TF32, Format, to_words, values
+from sim.formats import Format, to_words, values
 
 from .text import count, json_number, wrapped
 
@@ -147,8 +147,8 @@ def diff(actual: Any, expected: Any, first: int = 8) -> Diff:
     first:            how many differences to list.
     Raises ValueError when shapes or formats differ, TypeError when an operand is neither.
     """
-    a, fmt = _operand(actual, "actual")
-    b, other = _operand(expected, "expected")
+    a, fmt = to_words(actual, "actual")
+    b, other = to_words(expected, "expected")
     if fmt != other:
         raise ValueError(f"actual and expected must have the same format, not {fmt.name} and {other.name}")
     if a.shape != b.shape:
@@ -177,18 +177,6 @@ def ordinals(words: np.ndarray, fmt: Format) -> np.ndarray:
     """Where each word stands among the format's values, int64: neighbours differ by 1, -0 and +0 are both 0."""
     magnitude = (words & fmt.word.type(fmt.sign - 1)).astype(np.int64)
     return np.where(words & fmt.word.type(fmt.sign), -magnitude, magnitude)
-
-
-def _operand(operand: Any, name: str) -> tuple[np.ndarray, Format]:
-    """Words and format of an operand of `diff`."""
-    if not (isinstance(operand, tuple) and len(operand) == 2 and isinstance(operand[1], Format)):
-        return to_words(operand, name)
-    words, fmt = np.asarray(operand[0]), operand[1]
-    if fmt == TF32:
-        raise TypeError(f"{name} must not be {fmt.name}, whose words have ignored bits: compare as float32")
-    if words.dtype.kind not in "iu" or words.dtype.itemsize != fmt.word.itemsize:
-        raise TypeError(f"{name} must be words of {fmt.bits} bits for {fmt.name}, not {words.dtype}")
-    return np.ascontiguousarray(words).reshape(words.shape).view(fmt.word), fmt
 
 
 def _classify(left: np.ndarray, right: np.ndarray, fmt: Format) -> np.ndarray:

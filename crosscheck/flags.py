@@ -17,7 +17,7 @@ import numpy as np
 from sim.arch import arch
 from sim.captures import CaptureError, load_arrays
 from sim.flash import VARIANTS, Schedule
-from sim.formats import Format, from_words
+from sim.formats import Format
 
 from . import inputs
 from .text import list_of
@@ -162,12 +162,8 @@ class Request:
     inputs: str
 
     def arrays(self) -> tuple[Any, Any, Any]:
-        """q, k and v as arrays of their format. Raises UsageError when that needs a package that is not there."""
-        try:
-            q, k, v = (from_words(words, self.format) for words in (self.q, self.k, self.v))
-        except ImportError as error:
-            raise UsageError(str(error)) from error
-        return q, k, v
+        """q, k and v as pairs of words and format."""
+        return (self.q, self.format), (self.k, self.format), (self.v, self.format)
 
     def describe(self) -> dict[str, Any]:
         """The request as JSON types."""

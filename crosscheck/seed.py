@@ -12,7 +12,7 @@ import numpy as np
 from sim.arch import arch as find_arch
 from sim.captures import Capture, CaptureError, load_capture
 from sim.flash import VARIANTS, Schedule
-from sim.formats import Format, from_words, values
+from sim.formats import Format, values
 
 from .diff import Diff, diff
 from .flags import SCHEDULE_FLAGS, UsageError, flag, given, report_flags, schedule_flags
@@ -176,7 +176,7 @@ def _cells(capture: Capture, asked: list[tuple[Case, str]], arch: str, device: D
 
 def _job(capture: Capture, case: Case, variant: str) -> Job:
     """The inputs of a case as arrays, and the schedule of its variant."""
-    q, k, v = (from_words(*capture.arrays[f"{case.name}__{name}"]) for name in "qkv")
+    q, k, v = (capture.arrays[f"{case.name}__{name}"] for name in "qkv")
     return q, k, v, case.schedule(variant)
 
 

@@ -68,11 +68,11 @@ class Schedule:
         refill_max, clear_max, merge_max = VARIANTS[name]
         return replace(cls(**fields), refill_max=refill_max, clear_max=clear_max, merge_max=merge_max)  # type: ignore[arg-type]
 
-    def compilable(self, arch: str, dim: int = 128, dtype: str = "float16") -> bool:
-        """Whether TileLang makes a kernel of this schedule that `arch` can launch; why_not_compilable says why not."""
+    def compilable(self, arch: str, dim: int = 128, dtype: str = "float16") -> str | None:
+        """None when TileLang makes a kernel of this schedule that `arch` can launch, else TileLang's own reason."""
         from .limits import why_not_compilable
 
-        return why_not_compilable(self, arch, dim, dtype) is None
+        return why_not_compilable(self, arch, dim, dtype)
 
 
 def flash_attention_block(
@@ -169,7 +169,8 @@ def flash_attention(
     """Attention by the seed's kernel, every word as the GPU gives it.
 
     q: [batch, seq_q, heads, dim]; k, v: [batch, seq_kv, heads_kv, dim], heads a multiple of heads_kv; all float16 or
-    all bfloat16 (NumPy, ml_dtypes or torch). Returns an array like q. Causal with seq_q < seq_kv aligns at the end.
+    all bfloat16: NumPy, ml_dtypes, torch, or pairs of words and Format. Returns the same kind as q. Causal with
+    seq_q < seq_kv aligns at the end.
     blocks: only these thread blocks (bx, by, bz), by the head, bz the batch; other rows hold the all-ones NaN word.
     machine: what computes, called with the architecture and fast_math (sim.machine.Exact, Recorder, ...).
     Raises ValueError or TypeError for arguments that do not fit, Undetermined when the words cannot be known.

@@ -12,7 +12,20 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["BF16", "E4M3", "E5M2", "FORMATS", "FP16", "FP32", "TF32", "Format", "format_named", "from_words", "to_words", "values"]
+__all__ = [
+    "BF16",
+    "E4M3",
+    "E5M2",
+    "FORMATS",
+    "FP16",
+    "FP32",
+    "TF32",
+    "Format",
+    "format_named",
+    "from_words",
+    "to_words",
+    "values",
+]
 
 
 @dataclass(frozen=True)
@@ -20,9 +33,9 @@ class Format:
     """A binary float format.
 
     name:           TileLang's dtype name
-    exponent_bits, fraction_bits: field widths; the word is sign, exponent, fraction, then `unused_bits` ignored bits
-    infinities:     whether an all-ones exponent means infinity and NaN (IEEE); otherwise only `nan` (and its negative) is
-                    NaN and every other word is finite (e4m3fn)
+    exponent_bits, fraction_bits: field widths; a word is sign, exponent, fraction, then `unused_bits` ignored bits
+    infinities:     whether an all-ones exponent means infinity and NaN (IEEE); otherwise only `nan` (and its negative)
+                    is NaN and every other word is finite (e4m3fn)
     nan:            the NaN word that NVIDIA's instructions write to this format (H200 captures)
     unused_bits:    low bits of the storage word that the hardware ignores (tf32: 13)
     """
@@ -90,7 +103,9 @@ class Format:
 
     def is_nan(self, words: np.ndarray) -> np.ndarray:
         magnitude = words & self.word.type(self.sign - 1)
-        return magnitude > self.word.type(self.exponent_mask) if self.infinities else magnitude == self.word.type(self.nan)
+        return (
+            magnitude > self.word.type(self.exponent_mask) if self.infinities else magnitude == self.word.type(self.nan)
+        )
 
     def is_inf(self, words: np.ndarray) -> np.ndarray:
         if not self.infinities:
@@ -120,9 +135,12 @@ def values(words: np.ndarray, fmt: Format) -> np.ndarray:
     """The float64 values of `words`, exact (NaN words give NaN); same shape."""
     words = np.asarray(words, fmt.word)
     if fmt in _NUMPY:
-        return words.view(_NUMPY[fmt]).astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            return words.view(_NUMPY[fmt]).astype(np.float64)
     negative = (words & fmt.word.type(fmt.sign)) != 0
-    exponent = ((words & fmt.word.type(fmt.exponent_mask)) >> fmt.word.type(fmt.fraction_bits + fmt.unused_bits)).astype(np.int64)
+    exponent = (
+        (words & fmt.word.type(fmt.exponent_mask)) >> fmt.word.type(fmt.fraction_bits + fmt.unused_bits)
+    ).astype(np.int64)
     fraction = ((words & fmt.word.type(fmt.fraction_mask)) >> fmt.word.type(fmt.unused_bits)).astype(np.int64)
     significand = fraction + ((exponent > 0).astype(np.int64) << fmt.fraction_bits)
     result = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - fmt.bias - fmt.fraction_bits)
@@ -135,12 +153,29 @@ def _is_torch(array: Any) -> bool:
     return type(array).__module__.partition(".")[0] == "torch"
 
 
-def to_words(array: Any, name: str = "array") -> tuple[np.ndarray, Format]:
-    """Words and format of a NumPy (float16, float32, ml_dtypes) array or a torch tensor, same shape, always a fresh array.
+def _pair(words: Any, fmt: Format, name: str) -> tuple[np.ndarray, Format]:
+    """Words that come with their format, checked."""
+    words = np.array(words, order="C")
+    if fmt is TF32:
+        raise TypeError(f"{name} must not be {fmt.name}, whose words have ignored bits: use {FP32.name}")
+    if words.dtype.kind not in "iu" or words.dtype.itemsize != fmt.word.itemsize:
+        raise TypeError(f"{name} must be words of {fmt.bits} bits for {fmt.name}, not {words.dtype}")
+    return words.view(fmt.word), fmt
 
-    `name` is the argument's name for the error. Raises TypeError when the array has no format of FORMATS.
+
+def to_words(array: Any, name: str = "array") -> tuple[np.ndarray, Format]:
+    """Words and format of a NumPy (float16, float32, ml_dtypes) array, a torch tensor, or a pair (words, Format).
+
+    Always a fresh array of the same shape. `name` is the argument's name for the error. Raises TypeError when the array
+    has no format of FORMATS.
     """
-    dtype = str(array.dtype).removeprefix("torch.") if _is_torch(array) else str(getattr(array, "dtype", type(array).__name__))
+    if isinstance(array, tuple) and len(array) == 2 and isinstance(array[1], Format):
+        return _pair(*array, name)
+    dtype = (
+        str(array.dtype).removeprefix("torch.")
+        if _is_torch(array)
+        else str(getattr(array, "dtype", type(array).__name__))
+    )
     fmt = FORMATS.get(dtype)
     if fmt is None or fmt is TF32:
         accepted = ", ".join(n for n in FORMATS if n != TF32.name)
@@ -154,11 +189,13 @@ def to_words(array: Any, name: str = "array") -> tuple[np.ndarray, Format]:
 
 
 def from_words(words: np.ndarray, fmt: Format, like: Any = None) -> Any:
-    """The array whose words are `words`: a torch tensor if `like` is one (on its device), else NumPy or ml_dtypes.
+    """The array whose words are `words`: of the kind of `like` (a torch tensor on its device, a pair), else NumPy.
 
     Formats that NumPy lacks need ml_dtypes; raises ImportError that says so.
     """
     words = np.ascontiguousarray(words, fmt.word)
+    if isinstance(like, tuple):
+        return words, fmt
     if _is_torch(like):
         import torch
 

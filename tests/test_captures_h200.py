@@ -12,7 +12,7 @@ from crosscheck.inputs import DTYPES, Shape, make
 from sim import Schedule, flash_attention, mma
 from sim.arch import arch
 from sim.captures import load_capture
-from sim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, from_words, to_words
+from sim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, to_words
 
 H200 = Path(__file__).parent / "captures" / "h200"
 FLASH = load_capture(H200 / "flash.npz")
@@ -22,7 +22,7 @@ OPERANDS = {"float16": FP16, "bfloat16": BF16, "float32": TF32, "float8_e4m3": E
 @pytest.mark.parametrize("cell", FLASH.manifest["cells"], ids=lambda cell: cell["name"])
 def test_the_flash_loop_gives_the_words_of_the_gpu(cell: dict) -> None:
     fmt = DTYPES[cell["dtype"]]
-    q, k, v = (from_words(w, fmt) for w in make(cell["inputs"], Shape(**cell["shape"]), fmt, cell["seed"]))
+    q, k, v = ((w, fmt) for w in make(cell["inputs"], Shape(**cell["shape"]), fmt, cell["seed"]))
     out = to_words(flash_attention(q, k, v, Schedule(**cell["schedule"])))
     assert_same_words(out, FLASH.arrays[cell["name"]], name=cell["name"])
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fake_gpu
 import numpy as np
 import pytest
 
@@ -175,33 +176,18 @@ def test_diff(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert err.endswith("3 arrays, 3 different\n")
 
 
-def fake_gpu(monkeypatch: pytest.MonkeyPatch, flip: int = 0, error: Exception | None = None) -> None:
-    """A GPU that gives the simulator's words, the first with the bits of `flip` flipped, or an error."""
-    facts = {"device": "NVIDIA H200", "arch": "sm_90a", "driver": None, "cuda": None, "torch": None, "tilelang": None}
-
-    def many(jobs: list[Any]) -> list[Any]:
-        outs = [np.array(sim.flash_attention(*job)) for job in jobs]
-        for out in outs:
-            out.view(np.uint16).reshape(-1)[0] ^= flip
-        return [error] * len(jobs) if error else outs
-
-    monkeypatch.setattr(gpu, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu, "device_info", lambda: facts)
-    monkeypatch.setattr(gpu, "flash_attention_many", many)
-
-
 def test_run_against_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_gpu(monkeypatch)
+    fake_gpu.install(monkeypatch)
     assert main(["run", *SMALL, "--gpu", "require"]) == 0
     assert "  GPU        same words on the NVIDIA H200" in capsys.readouterr().out
-    fake_gpu(monkeypatch, flip=0x8000)
+    fake_gpu.install(monkeypatch, flip=0x8000)
     assert main(["run", *SMALL, "--gpu", "auto"]) == 1
     out = capsys.readouterr().out
     assert "simulator against NVIDIA H200: 1 of 512 words differs" in out and "  in row 0\n" in out
 
 
 def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_gpu(monkeypatch, error=gpu.KernelError("no such tile", "compile"))
+    fake_gpu.install(monkeypatch, error=gpu.KernelError("no such tile", "compile"))
     assert main(["run", *SMALL, "--gpu", "auto"]) == 0
     assert "no GPU run: the TileLang kernel did not run: no such tile" in capsys.readouterr().out
     assert "no such tile" in error_of(capsys, "run", *SMALL, "--gpu", "require")
@@ -213,7 +199,7 @@ def test_capture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.setattr(gpu, "unavailable", lambda: "no GPU run: nothing here")
     assert error_of(capsys, "capture", str(path), *flags) == "crosscheck capture: no GPU run: nothing here"
     assert not list(tmp_path.iterdir())
-    fake_gpu(monkeypatch)
+    fake_gpu.install(monkeypatch)
     assert main(["capture", str(path), *flags]) == 0
     assert f"wrote {path} and {path.with_suffix('.json')}: q, k, v, o" in capsys.readouterr().out
     capture = load_capture(path)

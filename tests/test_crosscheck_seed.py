@@ -7,14 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import fake_gpu
 import pytest
 
 import gpu
 from crosscheck.cli import main
 from crosscheck.seed import CASES
 from sim.captures import load_capture, save_capture
-from sim.flash import VARIANTS, Schedule, flash_attention
+from sim.flash import VARIANTS, Schedule
 
 CAPTURES = Path(__file__).parent / "captures" / "h200"
 NAN_ROWS = {"causal256_128x64": [[0, 63], [128, 191]], "const0.05": [], "const3": [[0, 127]]}
@@ -142,22 +142,8 @@ def test_flags_that_the_cases_fix(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("crosscheck seed: --block-M is fixed by the cases of seed")
 
 
-def fake_gpu(monkeypatch: pytest.MonkeyPatch, arch: str = "sm_90", flip: int = 0) -> None:
-    """A GPU that gives the simulator's words, the first word of each kernel with the bits of `flip` flipped."""
-
-    def many(jobs: list[Any]) -> list[np.ndarray]:
-        outs = [np.array(flash_attention(*job, arch="sm_90")) for job in jobs]
-        for out in outs:
-            out.view(np.uint16).reshape(-1)[0] ^= flip
-        return outs
-
-    monkeypatch.setattr(gpu, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu, "device_info", lambda: {"device": "NVIDIA H200", "arch": arch})
-    monkeypatch.setattr(gpu, "flash_attention_many", many)
-
-
 def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_gpu(monkeypatch)
+    fake_gpu.install(monkeypatch)
     assert main(["seed", "--variant", "block_max"]) == 0
     out, _ = capsys.readouterr()
     assert out.count("same as both") == 3
@@ -165,7 +151,7 @@ def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
 
 
 def test_with_a_gpu_that_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_gpu(monkeypatch, flip=1)
+    fake_gpu.install(monkeypatch, flip=1)
     assert main(["seed", "--variant", "running_max", "--gpu", "require"]) == 1
     out, _ = capsys.readouterr()
     assert out.count("GPU differs") == 3 and "  1 ULP" in out and max(map(len, out.splitlines())) <= 80
@@ -173,7 +159,7 @@ def test_with_a_gpu_that_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_a_gpu_of_another_architecture(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    fake_gpu(monkeypatch, arch="sm_89")
+    fake_gpu.install(monkeypatch, arch="sm_89")
     assert main(["seed", "--variant", "running_max"]) == 0
     assert "no GPU run: the GPU here is a NVIDIA H200 (sm_89), and --arch is sm_90" in capsys.readouterr().out
     assert main(["seed", "--variant", "running_max", "--gpu", "require"]) == 2

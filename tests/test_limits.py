@@ -68,7 +68,7 @@ def test_the_rule(case: tuple) -> None:
     schedule = Schedule(block_M, block_N, causal, threads, num_stages)
     reason = why_not_compilable(schedule, arch, dim, "float16")
     assert (reason is None) == (part is None) and (part or "") in (reason or "")
-    assert schedule.compilable(arch, dim) == (part is None)
+    assert schedule.compilable(arch, dim) == reason
 
 
 @with_tilelang

@@ -221,8 +221,8 @@ def matrix(
     rng: np.random.Generator,
     fmt: Format,
     shape: tuple[int, ...],
-    low: int,
-    high: int,
+    low: int | np.ndarray,
+    high: int | np.ndarray,
     fractions: list[int] | None = None,
 ) -> np.ndarray:
     """Finite words with exponents in [low, high], cut to what the format has; emin - 1 stands for subnormal words.
@@ -317,19 +317,27 @@ def piled_up(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
     return a, b, matrix(rng, unit.accumulator, (M, N), 2 * exponent, 2 * exponent + 1, c_ones)
 
 
+def scaled(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
+    """Every exponent within a few of one that lies anywhere in the range."""
+    at = int(rng.integers(unit.operand.emin, unit.operand.emax + 1))
+    a, b = matrix(rng, unit.operand, (M, K), at - 2, at + 1), matrix(rng, unit.operand, (N, K), at - 2, at + 1)
+    return a, b, sprinkle(rng, matrix(rng, unit.accumulator, (M, N), 2 * at - 4, 2 * at + 4), 0.3, [0])
+
+
 def floor(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
-    """Products around the least exponent that terms are aligned to, and around the smallest word; c there too."""
+    """Some products under the least exponent that terms are aligned to, some under the last bit that it keeps."""
     at = unit.floor if unit.floor is not None else unit.accumulator.emin - 7
-    low, high = at // 2 - rng.integers(0, 12), at // 2 + 2
-    a, b = matrix(rng, unit.operand, (M, K), low, high), matrix(rng, unit.operand, (N, K), low, high)
-    c = matrix(rng, unit.accumulator, (M, N), unit.accumulator.emin - 1, unit.accumulator.emin + 2)
-    zero = [0, unit.accumulator.sign, 1, unit.accumulator.sign | 1]
-    few = sprinkle(rng, a, rng.choice([0, 0.5, 1 - 1 / K]), [0, unit.operand.sign])
-    return few, b, sprinkle(rng, c, 0.7, zero)
+    exponents = np.where(rng.random(K) < 0.5, at - rng.integers(-1, 12, K), at - unit.F - rng.integers(-2, 8, K))
+    half, few = exponents // 2, [0, 1, 2 ** (unit.operand.fraction_bits - 1)]
+    a = matrix(rng, unit.operand, (M, K), half, half, few)
+    b = matrix(rng, unit.operand, (N, K), exponents - half, exponents - half, few)
+    c = matrix(rng, unit.accumulator, (M, N), unit.accumulator.emin - 1, unit.accumulator.emin)
+    a = sprinkle(rng, a, 1 - 4 / K, [0, unit.operand.sign])
+    return a, b, sprinkle(rng, c, 0.9, [0, unit.accumulator.sign])
 
 
 DOT_FAMILIES: dict[str, Callable[[np.random.Generator, DotProduct, int], Matrices]] = {
-    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, piled_up, floor)
+    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, piled_up, scaled, floor)
 }
 
 

@@ -27,7 +27,7 @@ from crosscheck.inputs import DTYPES, Shape, make
 from sim import Schedule, flash_attention
 from sim.captures import save_capture
 from sim.flash import VARIANTS
-from sim.formats import from_words, to_words
+from sim.formats import to_words
 
 TILES = [  # block_M, block_N, threads
     (64, 64, 128), (128, 64, 128), (64, 128, 128), (128, 128, 128), (128, 128, 256), (128, 64, 256), (64, 256, 128),
@@ -56,14 +56,9 @@ class Cell:
         return "_".join([*words, str(self.seed)])
 
     def arrays(self) -> tuple[Any, Any, Any]:
-        """q, k and v: NumPy for float16, torch for bfloat16."""
+        """q, k and v as pairs of words and format."""
         fmt = DTYPES[self.dtype]
-        like = None
-        if self.dtype == "bfloat16":
-            import torch
-
-            like = torch.empty(0)
-        q, k, v = (from_words(words, fmt, like) for words in make(self.inputs, self.shape, fmt, self.seed))
+        q, k, v = ((words, fmt) for words in make(self.inputs, self.shape, fmt, self.seed))
         return q, k, v
 
 

@@ -33,13 +33,13 @@ from .tally import Tally
 ROOT = Path(__file__).resolve().parents[2]
 # section: letter, seconds. In this order, so that what is cheap and new comes first.
 SECTIONS = {
-    "facts_scalar": ("d", 40),
-    "facts_mma": ("d", 40),
-    "facts_wgmma": ("d", 40),
+    "facts_scalar": ("d", 30),
+    "facts_mma": ("d", 30),
+    "facts_wgmma": ("d", 30),
     "wgmma": ("c", 110),
-    "mma": ("c", 80),
+    "mma": ("c", 70),
     "scalar": ("b", 120),
-    "mufu": ("a", 90),
+    "mufu": ("a", 130),
 }
 GRACE = 15  # seconds that a section gets beyond its own limit before it is ended
 
@@ -81,21 +81,28 @@ def _results(results: Any, deadline: float) -> Iterator[dict[str, Tally]]:
             raise TimeoutError from error
 
 
+def _self_test(prefix: str, libraries: Path, jobs: int) -> Any:
+    """tensor.choose_layout, a process for each test."""
+    from . import tensor
+
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs, initializer=build.use, initargs=(libraries,), maxtasksperchild=1) as pool:
+        return tensor.choose_layout(prefix, pool)
+
+
 def _compare_section(section: str, out: Path, libraries: Path, quick: bool, jobs: int, deadline: float) -> None:
     """Run a section's tasks in parallel and write its tallies, all of them or those that were in time."""
     from . import scalar, tensor
 
     start, tallies, done, content = time.monotonic(), {}, 0, {}
+    work: Callable[[Any], dict[str, Tally]] = scalar.work
+    if section in ("mma", "wgmma"):
+        offsets, usable, content["self-test"] = _self_test(section, libraries, jobs)
+        tasks, work = tensor.tasks(usable, offsets, quick), tensor.work
+    else:
+        tasks = scalar.mufu_tasks(quick) if section == "mufu" else scalar.scalar_tasks(quick)
     with multiprocessing.get_context("fork").Pool(jobs, initializer=build.use, initargs=(libraries,)) as pool:
-        if section in ("mma", "wgmma"):
-            kinds = [kind for kind in tensor.KINDS if kind.startswith(section)]
-            offsets, content["self-test"] = pool.apply_async(tensor.choose_layout, (kinds,)).get(60)
-            tasks = tensor.mma_tasks(quick) if section == "mma" else tensor.wgmma_tasks(quick, offsets)
-            work: Callable[[Any], dict[str, Tally]] = tensor.work
-        else:
-            tasks = scalar.mufu_tasks(quick) if section == "mufu" else scalar.scalar_tasks(quick)
-            work = scalar.work
-        content["finished"] = True
+        content["finished"] = bool(tasks)
         try:
             for found in _results(pool.imap_unordered(_guarded, ((work, task) for task in tasks)), deadline):
                 done += 1
@@ -109,13 +116,18 @@ def _compare_section(section: str, out: Path, libraries: Path, quick: bool, jobs
     _report(out, section, content, _arrays(tallies))
 
 
-def _facts_section(section: str, out: Path, libraries: Path) -> None:
+def _facts_section(section: str, out: Path, libraries: Path, jobs: int) -> None:
     """Run a section's facts one after another; the report is written anew after each."""
     from . import facts
 
+    start = time.monotonic()
+    content: dict[str, Any] = {"finished": False, "facts": {}}
+    if section == "facts_scalar":
+        found = facts.scalar_facts(out)
+    else:
+        offsets, usable, content["self-test"] = _self_test(section.removeprefix("facts_"), libraries, jobs)
+        found = facts.tensor_facts([kind for kind, mode in usable if mode == ""], offsets)
     build.use(libraries)
-    start, content = time.monotonic(), {"finished": False, "facts": {}}
-    found = facts.scalar_facts(out) if section == "facts_scalar" else facts.tensor_facts(section.removeprefix("facts_"))
     for name, fact in found.items():
         try:
             content["facts"][name] = fact()
@@ -123,13 +135,13 @@ def _facts_section(section: str, out: Path, libraries: Path) -> None:
             content["facts"][name] = {"error": f"{type(error).__name__}: {error}"}
         content |= {"seconds": round(time.monotonic() - start, 1)}
         _report(out, section, content)
-    _report(out, section, content | {"finished": True})
+    _report(out, section, content | {"finished": bool(found)})
 
 
 def _child(options: argparse.Namespace) -> int:
     out, libraries = Path(options.out), Path(options.build)
     if options.section.startswith("facts"):
-        _facts_section(options.section, out, libraries)
+        _facts_section(options.section, out, libraries, options.jobs)
     else:
         deadline = time.monotonic() + SECTIONS[options.section][1]
         _compare_section(options.section, out, libraries, options.quick, options.jobs, deadline)
@@ -193,7 +205,8 @@ def _lines(section: str, content: dict[str, Any]) -> Iterator[str]:
     for name, case in cases.items():
         if case["wrong"] or case.get("errors"):
             mark = "" if case["claimed"] else " (not claimed)"
-            yield f"    {name}{mark}: {case['wrong']} of {case['compared']} words differ {case.get('errors', '')}"
+            yield f"    {name}{mark}: {case['wrong']} of {case['compared']} words differ"
+            yield from (f"        {error}" for error in case.get("errors", [])[:1])
             yield from (f"        {difference}" for difference in case.get("first", [])[:3])
     for name, fact in content.get("facts", {}).items():
         if isinstance(fact, dict) and "error" in fact:
@@ -269,9 +282,9 @@ def main() -> int:
             report["sections"][section] = content = _run_section(section, parts, libraries, options)
             print("\n".join(line for line in _lines(section, content) if line), flush=True)
             _merge_differences(parts, out)
+            for extra in parts.glob("mufu_*.npz"):
+                (out / extra.name).write_bytes(extra.read_bytes())
             (out / "report.json").write_text(json.dumps(report, indent=1))
-        for extra in parts.glob("mufu_*.npz"):
-            (out / extra.name).write_bytes(extra.read_bytes())
     return int(bool(report["compile errors"]) or any(_failed(c) for c in report["sections"].values()))
 
 

@@ -13,7 +13,16 @@ import numpy as np
 __all__ = ["LIBRARIES", "NoLibrary", "compile_all", "scalar", "scalar_range", "tensor", "use"]
 
 HERE = Path(__file__).resolve().parent
-FLAGS = ["-gencode", "arch=compute_90a,code=sm_90a", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC"]
+FLAGS = [
+    "-gencode",
+    "arch=compute_90a,code=sm_90a",
+    "-O3",
+    "-std=c++17",
+    "-shared",
+    "-Xcompiler",
+    "-fPIC,-fno-gnu-unique",
+]
+FLAGS += ["-Xlinker", "-Bsymbolic"]  # two compilations of one source in one process
 LIBRARIES = {
     "precise": ["scalar.cu"],
     "fast": ["scalar.cu", "-use_fast_math"],

@@ -21,7 +21,7 @@ from sim.mma import dot
 from .build import scalar, scalar_range
 from .families import operands
 from .tally import hexadecimal
-from .tensor import KINDS, SIDE, choose_layout, run, step_length
+from .tensor import KINDS, SIDE, run, step_length
 
 __all__ = ["scalar_facts", "tensor_facts"]
 
@@ -239,8 +239,6 @@ def _signs(dots: Dots) -> list[dict[str, Any]]:
 def _subnormal_operands(dots: Dots) -> dict[str, Any]:
     """As the first scan, with a first product of subnormal operands: at which exponent does such a product count?"""
     fmt, acc = dots.fmt, dots.acc
-    if acc is not FP32 or fmt.exponent_bits == 8:
-        return {}
     report = {}
     for name, first in (("normal", fmt.emin), ("subnormal", fmt.emin - 1), ("least", fmt.emin - fmt.fraction_bits)):
         table: dict[str, list[int]] = {"gpu keeps to": [], "sim keeps to": []}
@@ -257,26 +255,17 @@ def _subnormal_operands(dots: Dots) -> dict[str, Any]:
     return report
 
 
-def tensor_facts(prefix: str) -> Facts:
-    """The facts of every kind whose name begins so."""
-    kinds = [kind for kind in KINDS if kind.startswith(prefix)]
-    layout: list[tuple[int, int]] = []
-
-    def self_test() -> Any:
-        offsets, report = choose_layout(kinds)
-        layout.append(offsets)
-        return report
-
-    facts: Facts = {"self-test": self_test}
+def tensor_facts(kinds: list[str], offsets: tuple[int, int]) -> Facts:
+    """The facts of these kinds, with the layout of their operands."""
+    facts: Facts = {}
     for kind in kinds:
-        floor = _floor_fp16 if KINDS[kind][1] is FP16 else _floor_fp32
-        for name, fact in (
-            ("where terms are cut", floor),
-            ("subnormal operands", _subnormal_operands),
-            ("accumulator alone", _accumulator_alone),
-            ("sign of zero", _signs),
-        ):
-            facts[f"{kind}: {name}"] = lambda k=kind, f=fact: f(Dots(k, layout[0]))
+        fmt, acc = KINDS[kind]
+        chosen = {"where terms are cut": _floor_fp16 if acc is FP16 else _floor_fp32}
+        if acc is FP32 and fmt.exponent_bits < 8:
+            chosen["subnormal operands"] = _subnormal_operands
+        chosen |= {"accumulator alone": _accumulator_alone, "sign of zero": _signs}
+        for name, fact in chosen.items():
+            facts[f"{kind}: {name}"] = lambda k=kind, f=fact: f(Dots(k, offsets))
     return facts
 
 

@@ -115,7 +115,9 @@ def _border(rng: np.random.Generator, fmt: Format, arity: int, count: int) -> li
     b = compose(rng, fmt, 30 if fmt is not FP16 else 8, fmt.bias + 2, (count,))
     factor = b
     if fmt is FP32:  # half of the pairs are for a / b
-        factor = np.where(rng.random(count) < 0.5, b, mufu.rcp(b))
+        divide = rng.random(count) < 0.5
+        b = np.where(divide, compose(rng, fmt, fmt.bias + 1, 2 * fmt.bias - 2, (count,)), b)
+        factor = np.where(divide, mufu.rcp(b), b)
     significand = ((factor & fmt.word.type(least := fmt.min_normal - 1)) | fmt.word.type(least + 1)).astype(np.int64)
     quotient = (1 << (2 * bits - 1)) // significand + rng.integers(-1, 2, count)
     quotient = np.clip(quotient, 1 << (bits - 1), (1 << bits) - 1)

@@ -1,7 +1,7 @@
 // Scalar instructions and plain CUDA C expressions on arrays of words: out[i] = op(a[i], b[i], c[i]).
 //
-// Compiled twice, with and without -use_fast_math. An entry is a name and an expression in the words a, b and c; `run` finds
-// it by name. Half-precision entries treat a word as two values, the first in the low half.
+// Compiled twice, with and without -use_fast_math. An entry is a name and an expression in the words a, b and c; `run`
+// finds it by name. Half-precision entries treat a word as two values, the first in the low half.
 
 #include <cstdint>
 #include <cstring>
@@ -19,8 +19,8 @@ __device__ __forceinline__ u32 w(__nv_bfloat162 value) { return *reinterpret_cas
 
 // One PTX instruction with one, two or three fp32 operands.
 #define PTX1(INSTRUCTION) \
-    [](u32 a) { u32 d; asm("{ .reg .f32 x, d; mov.b32 x, %1; " INSTRUCTION " d, x; mov.b32 %0, d; }" : "=r"(d) : "r"(a)); \
-                return d; }(a)
+    [](u32 a) { u32 d; asm("{ .reg .f32 x, d; mov.b32 x, %1; " INSTRUCTION " d, x; mov.b32 %0, d; }" \
+                           : "=r"(d) : "r"(a)); return d; }(a)
 #define PTX2(INSTRUCTION) \
     [](u32 a, u32 b) { u32 d; asm("{ .reg .f32 x, y, d; mov.b32 x, %1; mov.b32 y, %2; " INSTRUCTION " d, x, y; " \
                                   "mov.b32 %0, d; }" : "=r"(d) : "r"(a), "r"(b)); return d; }(a, b)
@@ -44,7 +44,8 @@ __device__ __forceinline__ u32 w(__nv_bfloat162 value) { return *reinterpret_cas
 #define WIDEN16(INSTRUCTION) \
     [](u32 a) { float d; asm(INSTRUCTION " %0, %1;" : "=f"(d) : "h"(uint16_t(a))); return w(d); }(a)
 #define PAIR8_TO_HALF(INSTRUCTION) \
-    [](u32 a) { u32 d; asm(INSTRUCTION " %0, %1;" : "=r"(d) : "h"(uint16_t((a & 0xff) * 0x101u))); return d & 0xffff; }(a)
+    [](u32 a) { u32 d; asm(INSTRUCTION " %0, %1;" : "=r"(d) : "h"(uint16_t((a & 0xff) * 0x101u))); \
+                return d & 0xffff; }(a)
 
 #define ENTRIES(ENTRY) \
     ENTRY(ex2_ftz, PTX1("ex2.approx.ftz.f32")) \
@@ -160,8 +161,8 @@ static const Entry *find(const char *name) {
     return nullptr;
 }
 
-// Host arrays of `count` words; an operand that the entry does not use may be null. Returns a cudaError_t, or -1 for a name
-// that is not there.
+// Host arrays of `count` words; an operand that the entry does not use may be null. Returns a cudaError_t, or -1 for a
+// name that is not there.
 extern "C" int run(const char *name, const u32 *a, const u32 *b, const u32 *c, u32 *out, size_t count) {
     const Entry *entry = find(name);
     if (!entry) return -1;
@@ -183,4 +184,6 @@ extern "C" int run_range(const char *name, u32 first, u32 *out, size_t count) {
     return finish(entry->kernel, out, count);
 }
 
-extern "C" const char *message(int error) { return error == -1 ? "no such entry" : cudaGetErrorString(cudaError_t(error)); }
+extern "C" const char *message(int error) {
+    return error == -1 ? "no such entry" : cudaGetErrorString(cudaError_t(error));
+}

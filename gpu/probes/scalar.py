@@ -165,7 +165,7 @@ LOW_BYTES = np.array(
 
 def mufu_tasks(quick: bool) -> list[Task]:
     chunks = range(5, 1024, 61) if quick else range(1024)
-    return [("range", name, i * CHUNK) for i in chunks for name in ("ex2_ftz", "rcp_ftz", "rsqrt_ftz", "c_exp2f")]
+    return [("range", name, i * CHUNK) for name in ("ex2_ftz", "rcp_ftz", "rsqrt_ftz", "c_exp2f") for i in chunks]
 
 
 def scalar_tasks(quick: bool) -> list[Task]:

@@ -45,7 +45,7 @@ class Tally:
             total[0] += compared
             total[1] += wrong
         self.differences = (self.differences + other.differences)[:SAVED]
-        self.errors = (self.errors + other.errors)[:3]
+        self.errors = list(dict.fromkeys(self.errors + other.errors))[:3]
 
     def summary(self) -> dict[str, Any]:
         shown: dict[str, Any] = {"claimed": self.claimed, "compared": self.compared, "wrong": self.wrong}

@@ -1,8 +1,8 @@
-// Tensor-core instructions on arrays of word tiles: d = c + a b^T, one warp (mma.sync) or warpgroup (wgmma) for each tile.
+// Tensor-core instructions on arrays of word tiles: d = c + a b^T, a warp (mma.sync) or warpgroup (wgmma) for each tile.
 //
-// a [tiles, M, 8 * steps] and b [tiles, N, 8 * steps] are 32-bit words of packed operands, K along the row: in all of these
-// instructions one step of K is 32 bytes (16 halves, 8 tf32, 32 fp8). c and d [tiles, M, N] are fp32 words, or fp16 words
-// for an fp16 accumulator. M x N is 16 x 8 for mma.sync and 64 x 64 for wgmma. sm_90a only.
+// a [tiles, M, 8 * steps] and b [tiles, N, 8 * steps] are 32-bit words of packed operands, K along the row: in all of
+// these instructions one step of K is 32 bytes (16 halves, 8 tf32, 32 fp8). c and d [tiles, M, N] are fp32 words, or
+// fp16 words for an fp16 accumulator. M x N is 16 x 8 for mma.sync and 64 x 64 for wgmma. sm_90a only.
 
 #include <cstdint>
 #include <cstring>
@@ -13,7 +13,7 @@ typedef uint64_t u64;
 
 enum { STEP_WORDS = 8, MAX_STEPS = 4, WGMMA_N = 64 };
 
-// ---- mma.sync: lane l holds row l / 4 (and 8 below it), words l % 4 and l % 4 + 4 of a step ------------------------------
+// ---- mma.sync: lane l holds row l / 4 (and 8 below it), words l % 4 and l % 4 + 4 of a step -------------------------
 
 #define MMA_F32(NAME, SHAPE) \
     struct NAME { \
@@ -65,7 +65,8 @@ template <class Accumulator, int N> struct Registers;
 template <int N> struct Registers<float, N> { float d[N / 2]; };
 template <int N> struct Registers<uint16_t, N> { u32 d[N / 4]; };
 
-template <class Op> __global__ void mma_kernel(const u32 *A, const u32 *B, const void *C, void *D, int steps, int, int, int) {
+template <class Op>
+__global__ void mma_kernel(const u32 *A, const u32 *B, const void *C, void *D, int steps, int, int, int) {
     typedef typename Op::Accumulator Accumulator;
     const int row = threadIdx.x / 4, part = threadIdx.x % 4, pitch = STEP_WORDS * steps;
     A += size_t(blockIdx.x) * 16 * pitch + row * pitch + part;
@@ -80,10 +81,10 @@ template <class Op> __global__ void mma_kernel(const u32 *A, const u32 *B, const
     store<8>(acc.d, static_cast<Accumulator *>(D) + size_t(blockIdx.x) * 128, row, 2 * part);
 }
 
-// ---- wgmma m64n64: operands in shared memory without swizzle, K contiguous ----------------------------------------------
+// ---- wgmma m64n64: operands in shared memory without swizzle, K contiguous -----------------------------------------
 //
-// A core matrix is 8 rows of 16 bytes, 128 contiguous bytes. One step of a tile: core matrix (row / 8, 16-byte chunk of K)
-// at byte 256 * (row / 8) + 128 * chunk. Descriptor: address, "leading" offset between the two core matrices along K,
+// A core matrix is 8 rows of 16 bytes, 128 contiguous bytes. One step of a tile: core matrix (row / 8, 16-byte chunk of
+// K) at byte 256 * (row / 8) + 128 * chunk. Descriptor: address, "leading" offset between the two core matrices along K,
 // "stride" offset between core matrices along M or N; all in units of 16 bytes; no swizzle.
 
 __device__ u64 descriptor(const u32 *tile, int leading, int stride) {
@@ -92,7 +93,8 @@ __device__ u64 descriptor(const u32 *tile, int leading, int stride) {
 }
 
 #define REGISTERS_F32 \
-    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}"
 #define OPERANDS4(C, I) C(d[I]), C(d[I + 1]), C(d[I + 2]), C(d[I + 3])
 #define OPERANDS16(C, I) OPERANDS4(C, I), OPERANDS4(C, I + 4), OPERANDS4(C, I + 8), OPERANDS4(C, I + 12)
 
@@ -101,12 +103,14 @@ __device__ u64 descriptor(const u32 *tile, int leading, int stride) {
     struct NAME { \
         typedef float Accumulator; \
         static __device__ void step(float (&d)[32], u64 a, u64 b, int keep) { \
-            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %34, 0; wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F32 \
+            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %34, 0; " \
+                         "wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F32 \
                          ", %32, %33, keep, 1, 1" TRANSPOSE_A TRANSPOSE_B "; }" \
                          : OPERANDS16("+f", 0), OPERANDS16("+f", 16) : "l"(a), "l"(b), "r"(keep)); \
         } \
         static __device__ void step(float (&d)[32], const u32 (&a)[4], u64 b, int keep) { \
-            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %37, 0; wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F32 \
+            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %37, 0; " \
+                         "wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F32 \
                          ", {%32,%33,%34,%35}, %36, keep, 1, 1" TRANSPOSE_B "; }" \
                          : OPERANDS16("+f", 0), OPERANDS16("+f", 16) \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep)); \
@@ -123,12 +127,14 @@ WGMMA_F32(wgmma_e5m2, "m64n64k32.f32.e5m2.e5m2", "", "")
     struct NAME { \
         typedef uint16_t Accumulator; \
         static __device__ void step(u32 (&d)[16], u64 a, u64 b, int keep) { \
-            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %18, 0; wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F16 \
+            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %18, 0; " \
+                         "wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F16 \
                          ", %16, %17, keep, 1, 1" TRANSPOSE_A TRANSPOSE_B "; }" \
                          : OPERANDS16("+r", 0) : "l"(a), "l"(b), "r"(keep)); \
         } \
         static __device__ void step(u32 (&d)[16], const u32 (&a)[4], u64 b, int keep) { \
-            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %21, 0; wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F16 \
+            asm volatile("{ .reg .pred keep; setp.ne.b32 keep, %21, 0; " \
+                         "wgmma.mma_async.sync.aligned." SHAPE " " REGISTERS_F16 \
                          ", {%16,%17,%18,%19}, %20, keep, 1, 1" TRANSPOSE_B "; }" \
                          : OPERANDS16("+r", 0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep)); \
         } \
@@ -172,7 +178,7 @@ wgmma_kernel(const u32 *A, const u32 *B, const void *C, void *D, int steps, int 
     store<WGMMA_N>(acc.d, static_cast<Accumulator *>(D) + size_t(blockIdx.x) * 64 * WGMMA_N, row, 2 * part);
 }
 
-// ---- host ------------------------------------------------------------------------------------------------------------
+// ---- host -------------------------------------------------------------------------------------------------------
 
 struct Entry {
     const char *name;
@@ -186,25 +192,25 @@ static const Entry entries[] = {
     WGMMA(wgmma_f16), WGMMA(wgmma_bf16), WGMMA(wgmma_tf32), WGMMA(wgmma_e4m3), WGMMA(wgmma_e5m2), WGMMA(wgmma_f16_f16),
 };
 
-// Host arrays as above; leading and stride are the descriptor's offsets in bytes. Returns a cudaError_t, or -1 for a name
-// that is not there.
-extern "C" int run(const char *name, const u32 *a, const u32 *b, const void *c, void *d, int tiles, int steps, int flags,
-                   int leading, int stride) {
+// Host arrays as above; leading and stride are the descriptor's offsets in bytes. Returns a cudaError_t, or -1 for a
+// name that is not there.
+extern "C" int run(const char *name, const u32 *a, const u32 *b, const void *c, void *d, int tiles, int steps,
+                   int flags, int leading, int stride) {
     const Entry *entry = nullptr;
     for (const Entry &e : entries)
         if (!strcmp(e.name, name)) entry = &e;
     if (!entry || steps < 1 || steps > MAX_STEPS) return -1;
     const size_t row = size_t(tiles) * steps * STEP_WORDS * sizeof(u32);
-    const size_t sizes[4] = {row * entry->m, row * entry->n, size_t(tiles) * entry->m * entry->n * entry->accumulator_bytes,
-                             size_t(tiles) * entry->m * entry->n * entry->accumulator_bytes};
+    const size_t cells = size_t(tiles) * entry->m * entry->n * entry->accumulator_bytes;
+    const size_t sizes[4] = {row * entry->m, row * entry->n, cells, cells};
     const void *operands[3] = {a, b, c};
     void *buffers[4] = {};
     cudaError_t error = cudaSuccess;
     for (int i = 0; i < 4 && !error; i++) error = cudaMalloc(&buffers[i], sizes[i]);
     for (int i = 0; i < 3 && !error; i++) error = cudaMemcpy(buffers[i], operands[i], sizes[i], cudaMemcpyHostToDevice);
     if (!error) {
-        entry->kernel<<<tiles, entry->threads>>>(static_cast<u32 *>(buffers[0]), static_cast<u32 *>(buffers[1]), buffers[2],
-                                                 buffers[3], steps, flags, leading, stride);
+        const u32 *rows = static_cast<u32 *>(buffers[0]), *columns = static_cast<u32 *>(buffers[1]);
+        entry->kernel<<<tiles, entry->threads>>>(rows, columns, buffers[2], buffers[3], steps, flags, leading, stride);
         error = cudaGetLastError();
     }
     if (!error) error = cudaMemcpy(d, buffers[3], sizes[3], cudaMemcpyDeviceToHost);
@@ -212,4 +218,6 @@ extern "C" int run(const char *name, const u32 *a, const u32 *b, const void *c, 
     return error;
 }
 
-extern "C" const char *message(int error) { return error == -1 ? "no such entry" : cudaGetErrorString(cudaError_t(error)); }
+extern "C" const char *message(int error) {
+    return error == -1 ? "no such entry" : cudaGetErrorString(cudaError_t(error));
+}

@@ -15,7 +15,7 @@ from .build import NoLibrary, tensor
 from .families import TENSOR, tiles
 from .tally import Tally, compare
 
-__all__ = ["KINDS", "choose_layout", "mma_tasks", "run", "self_test", "wgmma_tasks", "work"]
+__all__ = ["KINDS", "choose_layout", "run", "self_test", "tasks", "work"]
 
 Words = np.ndarray
 Task = tuple[Any, ...]
@@ -72,45 +72,47 @@ def _integers(values: np.ndarray, fmt: Format) -> Words:
     return words if fmt in (FP32, TF32) else arith.convert(words, FP32, fmt)
 
 
-def choose_layout(kinds: list[str]) -> tuple[tuple[int, int], dict[str, Any]]:
-    """The shared-memory layout that gives right integers for most kinds, and what the self-test saw."""
+def _tested(test: tuple[str, str, tuple[int, int]]) -> int | str:
+    try:
+        return self_test(*test)
+    except NoLibrary as error:
+        return str(error)
+
+
+def choose_layout(prefix: str, pool: Any) -> tuple[tuple[int, int], list[tuple[str, str]], dict[str, Any]]:
+    """Which shared-memory layout adds small integers rightly: its offsets, the kinds and modes that do, what was seen.
+
+    pool: starts a process for each test, so that an instruction that faults spoils nothing else
+    """
+    wgmma = prefix == "wgmma"
+    pairs = [(kind, mode) for kind in KINDS if kind.startswith(prefix) for mode in (MODES if wgmma else [""])]
     report: dict[str, Any] = {}
-    for offsets in LAYOUTS if kinds[0].startswith("wgmma") else LAYOUTS[:1]:
-        seen: dict[str, Any] = {}
-        for kind in kinds:
-            for mode in MODES if kind.startswith("wgmma") else [""]:
-                try:
-                    seen[f"{kind} {mode}".strip()] = self_test(kind, mode, offsets)
-                except NoLibrary as error:
-                    seen[f"{kind} {mode}".strip()] = str(error)
-        report[f"leading {offsets[0]}, stride {offsets[1]}"] = seen
-        if any(wrong == 0 for wrong in seen.values()):
-            bad = [name for name, wrong in seen.items() if wrong != 0]
-            report["verdict"] = "layout right" + (f", but wrong: {', '.join(bad)}" if bad else "")
-            return offsets, report
-    report["verdict"] = "LAYOUT WRONG: no instruction adds small integers; nothing else of this section means anything"
-    return LAYOUTS[0], report
+    for offsets in LAYOUTS if wgmma else LAYOUTS[:1]:
+        wrong = pool.map(_tested, [(*pair, offsets) for pair in pairs], chunksize=1)
+        seen = {" ".join(pair).strip(): w for pair, w in zip(pairs, wrong, strict=True)}
+        report[
+            f"wrong of {3 * SIDE * SIDE}" + (f" with leading {offsets[0]}, stride {offsets[1]}" if wgmma else "")
+        ] = seen
+        usable = [pair for pair, w in zip(pairs, wrong, strict=True) if w == 0]
+        if usable:
+            bad = [name for name, w in seen.items() if w != 0]
+            report["verdict"] = f"{len(usable)} of {len(pairs)} add small integers" + (f"; not {bad}" if bad else "")
+            return offsets, usable, report
+    faults = {w for w in wrong if isinstance(w, str)}
+    report["verdict"] = f"NOTHING RUNS: {faults}" if faults else "LAYOUT WRONG: no instruction adds small integers"
+    return LAYOUTS[0], [], report
 
 
-def _tasks(kinds: list[str], quick: bool, offsets: tuple[int, int]) -> list[Task]:
+def tasks(usable: list[tuple[str, str]], offsets: tuple[int, int], quick: bool) -> list[Task]:
     """One task: 16 tiles of one kind, mode, family and number of K steps. Early tasks reach every kind and family."""
     repeats = {"": 2 if quick else 48, "a in registers": 1 if quick else 8, "c dropped": 1 if quick else 2}
-    tasks = []
-    for repeat in range(max(repeats.values())):
-        for family in TENSOR:
-            for kind in kinds:
-                for mode in MODES if kind.startswith("wgmma") else [""]:
-                    if repeat < repeats[mode]:
-                        tasks.append((kind, mode, family, repeat, offsets))
-    return tasks
-
-
-def mma_tasks(quick: bool) -> list[Task]:
-    return _tasks([kind for kind in KINDS if kind.startswith("mma")], quick, LAYOUTS[0])
-
-
-def wgmma_tasks(quick: bool, offsets: tuple[int, int]) -> list[Task]:
-    return _tasks([kind for kind in KINDS if kind.startswith("wgmma")], quick, offsets)
+    return [
+        (kind, mode, family, repeat, offsets)
+        for repeat in range(max(repeats.values()))
+        for family in TENSOR
+        for kind, mode in usable
+        if repeat < repeats[mode]
+    ]
 
 
 def work(task: Task) -> dict[str, Tally]:
