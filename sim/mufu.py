@@ -39,7 +39,10 @@ def _in_blocks(operator: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.nda
 def _squares() -> np.ndarray:
     """The squarer, uint16 [2**17]: each partial product of x loses its bits below 2**18, the sum its last bit."""
     x = np.arange(1 << 17)
-    return (sum(((x >> bit) & 1) * (x >> (18 - bit)) for bit in range(17)) >> 1).astype(np.uint16)
+    total = np.zeros_like(x)
+    for bit in range(17):
+        total += ((x >> bit) & 1) * (x >> (18 - bit))
+    return (total >> 1).astype(np.uint16)
 
 
 @cache
@@ -72,8 +75,8 @@ def ex2(x: np.ndarray) -> np.ndarray:
     value = x.view(np.float32)
     ordinary = (value >= -126) & (value < 128)
     all_ordinary = ordinary.all()
-    fixed = value if all_ordinary else np.where(ordinary, value, 0)
-    fixed = (fixed * np.float32(1 << 23)).astype(np.int32)  # the product is exact, then truncated
+    kept = value if all_ordinary else np.where(ordinary, value, np.float32(0))
+    fixed = (kept * np.float32(1 << 23)).astype(np.int32)  # the product is exact, then truncated
     negative = fixed >> 31
     fixed += negative
     fixed -= negative * ((fixed & _FRACTION) == _FRACTION)  # no fraction: -I, not the complement

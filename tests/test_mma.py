@@ -125,6 +125,18 @@ def test_one_product_and_an_accumulator(unit: DotProduct) -> None:
 
 
 @every_unit
+def test_every_exponent(unit: DotProduct) -> None:
+    """Products of one exponent, a few up and down, at every third exponent that there is; c zero or among them."""
+    fmt, acc, rng = unit.operand, unit.accumulator, np.random.default_rng(948)
+    for exponent in range(2 * fmt.emin - 2, 2 * fmt.emax + 1, 3):
+        half = exponent // 2
+        a = words.matrix(rng, fmt, (1, unit.L), half - 1, half + 1)
+        b = words.matrix(rng, fmt, (1, unit.L), exponent - half - 1, exponent - half + 1)
+        for c in (np.zeros((1, 1), acc.word), words.matrix(rng, acc, (1, 1), exponent - 2, exponent + 2)):
+            check(a, b, c, unit)
+
+
+@every_unit
 @pytest.mark.parametrize("K", [1, 3])
 def test_k_is_padded_with_zeros(unit: DotProduct, K: int) -> None:
     K = unit.L + K

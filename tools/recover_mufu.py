@@ -22,6 +22,7 @@ import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,11 +106,13 @@ def significands(name: str, words: np.ndarray) -> np.ndarray:
     return words.astype(np.int64) - (exponent << 23) + (1 << 23)
 
 
-def ceil_div(a: np.ndarray, b: np.ndarray | int) -> np.ndarray:
+def ceil_div(a: Any, b: Any) -> Any:
     return -(-a // b)
 
 
-def least_triple(x: np.ndarray, square: np.ndarray, low: np.ndarray, spec: Interpolation, c2s: np.ndarray):
+def least_triple(
+    x: np.ndarray, square: np.ndarray, low: np.ndarray, spec: Interpolation, c2s: np.ndarray
+) -> tuple[int, int, int] | None:
     """The least (C2, C1, C0) with low <= (C0 << a) + C1*x + C2*square < low + 2**t at the given points, or None.
 
     c2s: the candidates for C2, ascending. For each, C1 is bounded by the slopes between all pairs of points.

@@ -47,7 +47,7 @@ GRACE = 15  # seconds that a section gets beyond its own limit before it is ende
 def _report(out: Path, section: str, content: dict[str, Any], differences: dict[str, np.ndarray] | None = None) -> None:
     (out / f"{section}.json").write_text(json.dumps(content))
     if differences:
-        np.savez_compressed(out / f"{section}.npz", **differences)
+        np.savez_compressed(out / f"{section}.npz", **differences)  # type: ignore[arg-type]
 
 
 def _arrays(tallies: dict[str, Tally]) -> dict[str, np.ndarray]:
@@ -94,7 +94,9 @@ def _compare_section(section: str, out: Path, libraries: Path, quick: bool, jobs
     """Run a section's tasks in parallel and write its tallies, all of them or those that were in time."""
     from . import scalar, tensor
 
-    start, tallies, done, content = time.monotonic(), {}, 0, {}
+    start, done = time.monotonic(), 0
+    tallies: dict[str, Tally] = {}
+    content: dict[str, Any] = {}
     work: Callable[[Any], dict[str, Tally]] = scalar.work
     if section in ("mma", "wgmma"):
         offsets, usable, content["self-test"] = _self_test(section, libraries, jobs)
@@ -244,7 +246,7 @@ def _failed(content: dict[str, Any]) -> bool:
 
 
 def _merge_differences(parts: Path, out: Path) -> None:
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for section in SECTIONS:
         if (parts / f"{section}.npz").exists():
             with np.load(parts / f"{section}.npz") as part:

@@ -47,7 +47,7 @@ def compile_all(directory: Path) -> dict[str, str]:
         try:
             running[name] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         except OSError as error:
-            return {name: f"{nvcc}: {error}" for name in LIBRARIES}
+            return dict.fromkeys(LIBRARIES, f"{nvcc}: {error}")
     said = {name: process.communicate()[0] for name, process in running.items()}
     return {
         name: "" if name not in running or running[name].returncode == 0 else said[name][-2000:] for name in LIBRARIES

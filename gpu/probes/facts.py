@@ -255,17 +255,21 @@ def _subnormal_operands(dots: Dots) -> dict[str, Any]:
     return report
 
 
+def _of_kind(fact: Callable[[Dots], Any], kind: str, offsets: tuple[int, int]) -> Any:
+    return fact(Dots(kind, offsets))
+
+
 def tensor_facts(kinds: list[str], offsets: tuple[int, int]) -> Facts:
     """The facts of these kinds, with the layout of their operands."""
     facts: Facts = {}
     for kind in kinds:
         fmt, acc = KINDS[kind]
-        chosen = {"where terms are cut": _floor_fp16 if acc is FP16 else _floor_fp32}
+        chosen: dict[str, Callable[[Dots], Any]] = {"where terms are cut": _floor_fp16 if acc is FP16 else _floor_fp32}
         if acc is FP32 and fmt.exponent_bits < 8:
             chosen["subnormal operands"] = _subnormal_operands
         chosen |= {"accumulator alone": _accumulator_alone, "sign of zero": _signs}
         for name, fact in chosen.items():
-            facts[f"{kind}: {name}"] = lambda k=kind, f=fact: f(Dots(k, offsets))
+            facts[f"{kind}: {name}"] = partial(_of_kind, fact, kind, offsets)
     return facts
 
 
@@ -308,7 +312,13 @@ def _tininess() -> dict[str, Any]:
         "fma.ftz, c = 0": ("precise", "fma_ftz", (a, b, zero), _product, sim_fma),
         "fma.ftz, c = 2^-126": ("precise", "fma_ftz", (x, y, least), _product, sim_fma),
         "a * b, fast": ("fast", "c_mul", (a, b), _product, sim_mul),
-        "a / b, fast": ("fast", "c_div", (a, b), lambda p, q: _product(p, int(mufu.rcp(np.uint32(q)))), sim_div),
+        "a / b, fast": (
+            "fast",
+            "c_div",
+            (a, b),
+            lambda p, q: _product(p, int(mufu.rcp(np.array(q, np.uint32)))),
+            sim_div,
+        ),
         "mul (no ftz)": ("precise", "mul", (a, b), _product, arith.mul),
     }
     return {name: _zones(*case) for name, case in cases.items()}

@@ -19,7 +19,7 @@ __all__ = ["mufu_tasks", "scalar_tasks", "work"]
 
 Words = np.ndarray
 Task = tuple[Any, ...]
-ONE, QUARTER, LOG2_E = np.uint32(0x3F800000), np.uint32(0x3E800000), np.uint32(0x3FB8AA3B)
+ONE, QUARTER, LOG2_E = np.array([[0x3F800000], [0x3E800000], [0x3FB8AA3B]], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,12 @@ def _random(fmt_name: str, family: str, seed: int, count: int) -> dict[str, Tall
     return tallies
 
 
-_WORK = {"range": _range, "fp8": _fp8, "small": _small_words, "random": _random}
+_WORK: dict[str, Callable[..., dict[str, Tally]]] = {
+    "range": _range,
+    "fp8": _fp8,
+    "small": _small_words,
+    "random": _random,
+}
 
 
 def work(task: Task) -> dict[str, Tally]:

@@ -1,4 +1,4 @@
-// Tensor-core instructions on arrays of word tiles: d = c + a b^T, a warp (mma.sync) or warpgroup (wgmma) for each tile.
+// Tensor-core instructions on arrays of tiles: d = c + a b^T, a warp (mma.sync) or warpgroup (wgmma) for each tile.
 //
 // a [tiles, M, 8 * steps] and b [tiles, N, 8 * steps] are 32-bit words of packed operands, K along the row: in all of
 // these instructions one step of K is 32 bytes (16 halves, 8 tf32, 32 fp8). c and d [tiles, M, N] are fp32 words, or
@@ -84,7 +84,7 @@ __global__ void mma_kernel(const u32 *A, const u32 *B, const void *C, void *D, i
 // ---- wgmma m64n64: operands in shared memory without swizzle, K contiguous -----------------------------------------
 //
 // A core matrix is 8 rows of 16 bytes, 128 contiguous bytes. One step of a tile: core matrix (row / 8, 16-byte chunk of
-// K) at byte 256 * (row / 8) + 128 * chunk. Descriptor: address, "leading" offset between the two core matrices along K,
+// K) at byte 256 * (row / 8) + 128 * chunk. Descriptor: address, "leading" offset between the core matrices along K,
 // "stride" offset between core matrices along M or N; all in units of 16 bytes; no swizzle.
 
 __device__ u64 descriptor(const u32 *tile, int leading, int stride) {
