@@ -61,12 +61,24 @@ def _wide(a: Words, fmt: Format, ftz: bool) -> np.ndarray:
     return a.view(np.float16).astype(np.float32)
 
 
-def _finish(r: Words, fmt: Format, ftz: bool) -> Words:
-    """Results with the format's own NaN word, flushed under ftz."""
+def _finish(r: Words, fmt: Format, ftz: bool = False, exact: Callable[[], np.ndarray] | None = None) -> Words:
+    """Results with the format's own NaN word, flushed under ftz.
+
+    A result is flushed when it is subnormal after rounding to the full number of fraction bits: one that only the
+    coarser subnormal grid rounds up to the least normal value is flushed too (H200: mul and fma). `exact` gives the
+    results in float64, exact or rounded to odd, to tell those.
+    """
     nan = fmt.is_nan(r)
     if nan.any():
         r = np.where(nan, fmt.word.type(fmt.nan), r)
-    return flush(r, fmt) if ftz else r
+    if not ftz:
+        return r
+    r = flush(r, fmt)
+    least = (r & fmt.word.type(fmt.sign - 1)) == fmt.word.type(fmt.min_normal)
+    if exact is None or not least.any():
+        return r
+    tiny = np.abs(exact()) < 2.0**fmt.emin - 2.0 ** (fmt.emin - fmt.fraction_bits - 2)
+    return np.where(least & tiny, r & fmt.word.type(fmt.sign), r)
 
 
 def _round_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
@@ -77,10 +89,11 @@ def _round_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
     return (bits + np.where(move, np.where(away, 1, -1), 0)).view(np.float64)
 
 
-def _two_sum_error(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
-    """The exact error of s = a + b in float64 (Knuth)."""
+def _sum_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b of float64 operands, rounded to odd: the rounded sum and its exact error (Knuth's two-sum)."""
+    s = np.asarray(a + b)
     t = s - a
-    return (a - (s - t)) + (b - t)
+    return _round_odd(s, (a - (s - t)) + (b - t))
 
 
 def _narrow(s: np.ndarray, fmt: Format) -> Words:
@@ -110,7 +123,7 @@ def _add_exact(a: np.ndarray, b: np.ndarray, fmt: Format) -> Words:
         risky = ((bits & _LOW_BITS) == _HALF_BIT) | (np.abs(s) < 2.0**-125)
         if not risky.any():
             return s.astype(np.float32).view(np.uint32)
-    return _narrow(_round_odd(s, _two_sum_error(a, b, s)), fmt)
+    return _narrow(_sum_odd(a, b), fmt)
 
 
 def add(a: Words, b: Words, fmt: Format = FP32, ftz: bool = False) -> Words:
@@ -121,7 +134,7 @@ def add(a: Words, b: Words, fmt: Format = FP32, ftz: bool = False) -> Words:
             r = np.asarray(x + y).view(np.uint32)
         else:
             r = _add_exact(x.astype(np.float64), y.astype(np.float64), fmt)
-    return _finish(r, fmt, ftz)
+    return _finish(r, fmt, ftz)  # no sum of two normal words lies between the subnormal grid and the least normal
 
 
 def sub(a: Words, b: Words, fmt: Format = FP32, ftz: bool = False) -> Words:
@@ -136,35 +149,35 @@ def mul(a: Words, b: Words, fmt: Format = FP32, ftz: bool = False) -> Words:
         if fmt is FP32:
             r = np.asarray(x * y).view(np.uint32)
         else:
-            r = _narrow(np.asarray(x.astype(np.float64) * y.astype(np.float64)), fmt)
-    return _finish(r, fmt, ftz)
+            r = _narrow(np.multiply(x, y, dtype=np.float64), fmt)
+        return _finish(r, fmt, ftz, exact=lambda: np.multiply(x, y, dtype=np.float64))
 
 
 def fma(a: Words, b: Words, c: Words, fmt: Format = FP32, ftz: bool = False) -> Words:
     """a * b + c, rounded once."""
     x, y, z = _wide(a, fmt, ftz), _wide(b, fmt, ftz), _wide(c, fmt, ftz)
     with np.errstate(all="ignore"):
-        product = np.multiply(x, y, dtype=np.float64)
-        r = _add_exact(product, z.astype(np.float64), fmt)
-    return _finish(r, fmt, ftz)
+        product, addend = np.multiply(x, y, dtype=np.float64), z.astype(np.float64)
+        r = _add_exact(product, addend, fmt)
+        return _finish(r, fmt, ftz, exact=lambda: _sum_odd(product, addend))
 
 
 def div(a: Words, b: Words, fmt: Format = FP32) -> Words:
     """a / b, IEEE (the precise division of CUDA, `div.rn`)."""
     with np.errstate(all="ignore"):
         q = np.divide(_wide(a, fmt, False), _wide(b, fmt, False), dtype=np.float64)
-    return _finish(_narrow(np.asarray(q), fmt), fmt, False)
+    return _finish(_narrow(np.asarray(q), fmt), fmt)
 
 
 def sqrt(a: Words, fmt: Format = FP32) -> Words:
     """The square root, IEEE (`sqrt.rn`)."""
     with np.errstate(all="ignore"):
-        return _finish(_narrow(np.sqrt(_wide(a, fmt, False).astype(np.float64)), fmt), fmt, False)
+        return _finish(_narrow(np.sqrt(_wide(a, fmt, False).astype(np.float64)), fmt), fmt)
 
 
 def order_key(a: Words, fmt: Format) -> np.ndarray:
     """Signed integers that order words (but NaN) as the hardware does: -0 below +0."""
-    signed = np.ascontiguousarray(a).view(f"i{fmt.bits // 8}")
+    signed = np.asarray(a).view(f"i{fmt.bits // 8}")
     return signed ^ ((signed >> (fmt.bits - 1)) & signed.dtype.type(fmt.sign - 1))
 
 
@@ -251,7 +264,7 @@ def convert(words: Words, src: Format, dst: Format) -> Words:
     """`words` of `src` as words of `dst`, through float32, rounded to nearest even.
 
     float16 and bfloat16 overflow to infinity; float8 saturates at the largest finite value (infinity too). NaN becomes
-    the NaN word of `dst`. To the same format it is a move. Source: docs/NUMERICS.md, section 3 (H200).
+    the NaN word of `dst`, but bfloat16 to float32 is a shift that keeps it. To the same format it is a move. Source: docs/NUMERICS.md, section 3 (H200).
     """
     words = np.asarray(words, src.word)
     if src is dst:
@@ -261,5 +274,7 @@ def convert(words: Words, src: Format, dst: Format) -> Words:
         raise ValueError(f"no conversion to {dst.name} is modelled")
     with np.errstate(all="ignore"):
         result = _NARROW[dst](wide)
+    if src is BF16 and dst is FP32:
+        return wide
     nan = src.is_nan(words)
     return np.where(nan, dst.word.type(dst.nan), result) if nan.any() else result

@@ -102,15 +102,16 @@ class Format:
         return 1 << (self.fraction_bits + self.unused_bits)
 
     def is_nan(self, words: np.ndarray) -> np.ndarray:
-        magnitude = words & self.word.type(self.sign - 1)
-        return (
-            magnitude > self.word.type(self.exponent_mask) if self.infinities else magnitude == self.word.type(self.nan)
-        )
+        magnitude = words & self.word.type(self.exponent_mask | self.fraction_mask)
+        if not self.infinities:
+            return np.asarray(magnitude == self.word.type(self.nan))
+        return np.asarray(magnitude > self.word.type(self.exponent_mask))
 
     def is_inf(self, words: np.ndarray) -> np.ndarray:
         if not self.infinities:
             return np.zeros(np.shape(words), bool)
-        return (words & self.word.type(self.sign - 1)) == self.word.type(self.exponent_mask)
+        magnitude = words & self.word.type(self.exponent_mask | self.fraction_mask)
+        return np.asarray(magnitude == self.word.type(self.exponent_mask))
 
 
 FP32 = Format("float32", 8, 23, nan=0x7FFFFFFF)
@@ -144,8 +145,7 @@ def values(words: np.ndarray, fmt: Format) -> np.ndarray:
     fraction = ((words & fmt.word.type(fmt.fraction_mask)) >> fmt.word.type(fmt.unused_bits)).astype(np.int64)
     significand = fraction + ((exponent > 0).astype(np.int64) << fmt.fraction_bits)
     result = np.ldexp(significand.astype(np.float64), np.maximum(exponent, 1) - fmt.bias - fmt.fraction_bits)
-    result[fmt.is_inf(words)] = np.inf
-    result[fmt.is_nan(words)] = np.nan
+    result = np.where(fmt.is_inf(words), np.inf, np.where(fmt.is_nan(words), np.nan, result))
     return np.where(negative, -result, result)
 
 

@@ -28,20 +28,22 @@ SHARED_KIB = {
 def why_not_compilable(schedule: Schedule, arch: str, dim: int, dtype: str) -> str | None:
     """None when TileLang makes a kernel of `schedule` that `arch` can launch, else one sentence with TileLang's reason.
 
-    arch: "sm_90" or "sm_90a"; dim: the heads' dimension; dtype: "float16" or "bfloat16". A loop of more than one block
-    is meant: with a single one TileLang may need less shared memory. Raises ValueError for an unknown arch.
+    arch: "sm_90" or "sm_90a"; dim: the heads' dimension; dtype: "float16" or "bfloat16". Several query and key blocks
+    are meant: where one holds the whole sequence TileLang drops the loop, and compiles a little more. Raises ValueError
+    for an unknown arch.
     """
     arch = find_arch(arch).name
     if dtype not in ("float16", "bfloat16"):
         return f"dtype {dtype}: the kernel is written for float16 and bfloat16"
-    gemms = ((schedule.block_N, dim), (dim, schedule.block_N))  # N and K of acc_s and acc_o; M is block_M
-    for N, K in gemms:
-        if reason := _partition(schedule, arch, N, K):
-            return reason
     return (
-        _layout(schedule, arch, dim)
+        _partition(schedule, arch, schedule.block_N, dim)
+        or _short(schedule, arch, dim)
+        or _partition(schedule, arch, dim, schedule.block_N)
+        or _layout(schedule, arch, dim)
+        or _tma(schedule, arch)
         or _instruction(schedule, arch, dim)
         or _pipeline(schedule, arch)
+        or _registers(schedule, arch, dim)
         or _launch(schedule, arch, dim)
     )
 
@@ -101,6 +103,29 @@ def _layout(schedule: Schedule, arch: str, dim: int) -> str | None:
     first, second = _wgmma(schedule, arch, dim), _wgmma(schedule, arch, schedule.block_N)
     if M > 16 * warps and (first != second or (first and warps > 4)):
         return _says(f"block_M {M} is too large for threads {schedule.threads}, 16 rows for each warp", words)
+    return None
+
+
+def _bulk(schedule: Schedule, arch: str) -> bool:
+    """Whether a pipelined loop's tiles come by bulk tensor copies (TMA), which 128 more threads issue."""
+    return schedule.num_stages >= 1 and arch in ("sm_90", "sm_100", "sm_120")
+
+
+def _tma(schedule: Schedule, arch: str) -> str | None:
+    """Why a tile cannot be copied in bulk."""
+    if not _bulk(schedule, arch):
+        return None
+    for what, rows, source in (("block_M", schedule.block_M, "Q"), ("block_N", schedule.block_N, "K")):
+        if rows > 256 and rows % 64:
+            words = f"TMA box dim {rows} (mode 1) exceeds the cap 256 and cannot be cleanly split, src={source}"
+            return _says(f"{what} {rows}", words)
+    return None
+
+
+def _short(schedule: Schedule, arch: str, dim: int) -> str | None:
+    """Why a dim below 16 has no instruction."""
+    if dim < 16 and dim not in (4, 8):
+        return _says(f"dim {dim}", f"Unsupported k_dim {dim}")
     return None
 
 

@@ -29,6 +29,10 @@ class Exact:
     def __init__(self, arch: Arch, fast_math: bool):
         self.arch, self.fast_math = arch, fast_math
 
+    def _ftz(self, fmt: Format) -> bool:
+        """Fast math flushes subnormal numbers of float32; packed 16-bit arithmetic keeps them."""
+        return self.fast_math and fmt is FP32
+
     def dtype(self, fmt: Format) -> np.dtype:
         """The NumPy dtype of values of `fmt`."""
         return fmt.word
@@ -49,23 +53,23 @@ class Exact:
         return arith.convert(x, src, dst)
 
     def add(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return arith.add(a, b, fmt, self.fast_math)
+        return arith.add(a, b, fmt, self._ftz(fmt))
 
     def sub(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return arith.sub(a, b, fmt, self.fast_math)
+        return arith.sub(a, b, fmt, self._ftz(fmt))
 
     def mul(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return arith.mul(a, b, fmt, self.fast_math)
+        return arith.mul(a, b, fmt, self._ftz(fmt))
 
     def mul_add(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
         """a * b + c as the compiler contracts it: one fma on every architecture here."""
-        return arith.fma(a, b, c, fmt, self.fast_math)
+        return arith.fma(a, b, c, fmt, self._ftz(fmt))
 
     def mul_sub(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
         """a * b - c as the compiler contracts it: one fma, but for fast math where pairs are packed."""
         if self.fast_math and self.arch.splits_mul_sub:
             return arith.sub(self.mul(a, b, fmt), c, fmt, ftz=False)
-        return arith.fma(a, b, arith.neg(c, fmt), fmt, self.fast_math)
+        return arith.fma(a, b, arith.neg(c, fmt), fmt, self._ftz(fmt))
 
     def div(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         if fmt is not FP32:
@@ -73,10 +77,10 @@ class Exact:
         return mufu.divide(a, b, self.fast_math)
 
     def max(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return arith.fmax(a, b, fmt, self.fast_math)
+        return arith.fmax(a, b, fmt, self._ftz(fmt))
 
     def min(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return arith.fmin(a, b, fmt, self.fast_math)
+        return arith.fmin(a, b, fmt, self._ftz(fmt))
 
     def abs(self, a: np.ndarray, fmt: Format) -> np.ndarray:
         return a & fmt.word.type(fmt.sign - 1)
@@ -96,7 +100,7 @@ class Exact:
     def reduce(self, op: str, x: np.ndarray, order: Reduction, fmt: Format) -> np.ndarray:
         """x [..., N] reduced over its last axis in the device's order; op is "sum", "max" or "min"."""
         if op != "sum":
-            return _extreme(x, fmt, op == "max", self.fast_math)
+            return _extreme(x, fmt, op == "max", self._ftz(fmt))
         x = np.concatenate([x, np.zeros(x.shape[:-1] + (1,), x.dtype)], axis=-1)[..., order.columns]
         x = np.ascontiguousarray(np.moveaxis(x, -2, 0))  # [steps, ..., lanes]
         total = self._sum_in_order(x, fmt)

@@ -4,7 +4,7 @@
                  subnormal operand has its format's least exponent; a zero product takes no part
     E            the greatest of the exponents of the nonzero products, the exponent of c (c != 0) and `floor`
     terms        each product and c, truncated toward zero to a multiple of 2^(E-F)
-    result       the exact sum of the terms, rounded by `out`; an exact zero is +0
+    result       the exact sum of the terms, rounded by `out`; a zero is +0, also one that a negative sum underflows to
     special      any NaN, inf * 0 or inf - inf in a step gives the accumulator's NaN word; otherwise infinity stays
 
 K is walked in steps of L in ascending order; a step's result is the next step's c. Sources: the records of sim.arch.
@@ -145,12 +145,18 @@ def _round(total: np.ndarray, exponent: np.ndarray, unit: DotProduct) -> np.ndar
     """Words of total * 2^exponent rounded by unit.out; total holds integers below 2^34."""
     scale = _power_of_two(exponent)
     if unit.out == "rne_fp16":
-        return (total * scale).astype(np.float16).view(np.uint16)
+        return _plus_zero((total * scale).astype(np.float16).view(np.uint16), unit.accumulator)
     keep = 23 if unit.out == "rz_fp32" else 13
     result = (total.view(np.int64) & np.int64(-1 << (52 - keep))).view(np.float64) * scale
     tiny = np.abs(result) < 2.0**FP32.emin  # fp32 keeps subnormals: toward zero there as well
     result[tiny] = np.trunc(result[tiny] * 2.0**149) * 2.0**-149
-    return result.astype(np.float32).view(np.uint32)
+    return _plus_zero(result.astype(np.float32).view(np.uint32), unit.accumulator)
+
+
+def _plus_zero(words: np.ndarray, fmt: Format) -> np.ndarray:
+    """`words` with -0 made +0."""
+    words[words == fmt.word.type(fmt.sign)] = 0
+    return words
 
 
 def _special(a: _Operand, b: _Operand, c: np.ndarray, finite: np.ndarray, fmt: Format) -> np.ndarray:

@@ -272,9 +272,14 @@ def _larger(a: int, b: int, fmt: Format, ftz: bool, direction: int) -> int:
 
 
 def convert(word: int, src: Format, dst: Format) -> int:
-    """The value in another format, to nearest even. Above the largest finite value: infinity, but fp8 stays there."""
+    """The value in another format, to nearest even. Above the largest finite value: infinity, but fp8 stays there.
+
+    bfloat16 to float32 is a shift, which keeps the bits of a NaN.
+    """
     if src == dst:
         return int(word)
+    if (src.name, dst.name) == ("bfloat16", "float32"):
+        return int(word) << 16
     fp8 = 1 + dst.exponent_bits + dst.fraction_bits == 8
     return round_(decode(word, src), dst, overflow="saturate" if fp8 else "inf")
 
@@ -338,7 +343,8 @@ def dot_step(
         return fmt.nan if len(infinities) == 2 else round_(Number(infinities.pop(), INF), fmt)
     E = max([exponent for _, exponent, _ in terms] + ([] if floor is None else [floor]), default=0)
     total = sum(truncate(significand, last - (E - F)) for significand, _, last in terms)
-    return round_(Number(-1 if total < 0 else +1, abs(total) * power_of_two(E - F)), fmt, mode)
+    word = round_(Number(-1 if total < 0 else +1, abs(total) * power_of_two(E - F)), fmt, mode)
+    return 0 if kind(word, fmt) is ZERO else word  # a zero is +0, also what a negative sum underflows to
 
 
 def truncate(significand: int, shift: int) -> int:

@@ -1,0 +1,905 @@
+"""Collect the PrimFuncs that a folder of TileLang programs builds, on a machine without a GPU, and compute nothing.
+
+    python tools/corpus.py EXAMPLES_DIR OUT_DIR [--files GLOB ...] [--jobs 2] [--limit SECONDS]
+
+Every .py file runs in a child process that believes in a GPU. Where TileLang would compile a PrimFunc the child keeps
+it and hands back a kernel that returns empty tensors, so the program goes on to its next kernel; tensors are small
+ones on the CPU and large ones without memory, benchmarks are one call, comparisons pass. OUT_DIR then holds
+
+    NNN.json        one distinct PrimFunc as TVM's JSON; read it with `load_prim_func` below
+    index.jsonl     a line per PrimFunc: id, file, function, line, pass_configs, out_idx, sha256 of its script, ...
+    failed.jsonl    a line per file that gave none, with the reason
+    logs/           what each file printed
+
+A second run adds to the folder: known PrimFuncs keep their ids. A file that defines kernels and gives none is run again
+as if on each of the other GPU generations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import hashlib
+import importlib.abc
+import importlib.machinery
+import inspect
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+CAPABILITIES = [(9, 0), (10, 0), (12, 0)]  # what the pretended GPU says of itself, in the order of trying
+REAL = 1 << 16  # tensors of at most so many elements hold values, on the CPU; larger ones have no memory
+FORCED = 1 << 24  # the most elements of a tensor without memory that are made up when a program reads its values
+CASES = 4  # how many parameter sets of a parametrised test are run
+TRIES = 8  # how many configurations of a tuned kernel are tried until one builds
+KERNEL_MARKS = ("T.Kernel(", "tl.Kernel(", "T.prim_func", "tilelang.jit")  # a file with one of these defines kernels
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is collected
+
+
+@dataclass
+class Entry:
+    """One line of index.jsonl: where a PrimFunc comes from and what TileLang was told about it."""
+
+    id: str
+    file: str  # where the kernel is written, relative to the folder of examples
+    line: int
+    function: str
+    symbol: str  # the PrimFunc's own name
+    run: str  # the file whose run built it
+    family: str
+    pass_configs: dict[str, Any]
+    out_idx: list[int] | int | None
+    target: str | None
+    compile_flags: list[str]
+    capability: str
+    sha256: str  # of the script's text
+
+
+@dataclass
+class Recorder:
+    """Keeps every PrimFunc that a child's program would have compiled; `lines` is the file they are written to."""
+
+    root: Path
+    run: str
+    capability: tuple[int, int]
+    lines: Path
+    seen: set[str] = field(default_factory=set)
+    writers: list[Any] = field(default_factory=list)  # the functions under @tilelang.jit whose kernels are being built
+
+    def keep(self, prim_func: Any, options: dict[str, Any]) -> None:
+        """Write the PrimFunc and its compile options down, once; a distinct script is a distinct PrimFunc."""
+        from tilelang import tvm
+
+        sha = hashlib.sha256(prim_func.script().encode()).hexdigest()
+        if sha in self.seen:
+            return
+        self.seen.add(sha)
+        entry = asdict(self.describe(prim_func, options, sha)) | {"json": tvm.ir.save_json(prim_func)}
+        with open(self.lines, "a") as f:
+            f.write(json.dumps(entry, default=str) + "\n")
+
+    def describe(self, prim_func: Any, options: dict[str, Any], sha: str) -> Entry:
+        file, line, function = self.origin()
+        attrs = prim_func.attrs
+        symbol = str(attrs["global_symbol"]) if attrs and "global_symbol" in attrs else function
+        configs = {str(getattr(k, "value", k)): v for k, v in (options.get("pass_configs") or {}).items()}
+        flags = options.get("compile_flags") or []
+        return Entry(
+            id="",
+            file=file,
+            line=line,
+            function=function,
+            symbol=symbol,
+            run=self.run,
+            family=file.split("/")[0] if "/" in file else Path(file).stem,
+            pass_configs=configs,
+            out_idx=options.get("out_idx"),
+            target=None if options.get("target") is None else str(options["target"]),
+            compile_flags=[flags] if isinstance(flags, str) else list(flags),
+            capability="{}.{}".format(*self.capability),
+            sha256=sha,
+        )
+
+    def origin(self) -> tuple[str, int, str]:
+        """File, line and name of the function that wrote the kernel: the one under @tilelang.jit, or else the caller."""
+        for code in (getattr(w, "__code__", None) for w in reversed(self.writers)):
+            if code is not None:
+                return self.relative(code.co_filename), code.co_firstlineno, code.co_name
+        for frame in callers():
+            if self.inside(frame.f_code.co_filename):
+                return self.relative(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name
+        return self.run, 0, ""
+
+    def inside(self, file: str) -> bool:
+        return Path(file).resolve().is_relative_to(self.root)
+
+    def relative(self, file: str) -> str:
+        return Path(file).resolve().relative_to(self.root).as_posix() if self.inside(file) else file
+
+
+def callers() -> Iterator[types.FrameType]:
+    """The frames below this call, innermost first."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def load_prim_func(out_dir: str | Path, entry_id: str) -> Any:
+    """The PrimFunc of an entry of the corpus."""
+    import tilelang  # noqa: F401  registers TileLang's operators, without which TVM cannot read the file
+    from tilelang import tvm
+
+    return tvm.ir.load_json((Path(out_dir) / f"{entry_id}.json").read_text())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A GPU that is not there
+
+FACTORIES = {
+    "arange empty empty_strided eye full linspace logspace ones rand randint randn randperm zeros normal tril_indices",
+    "triu_indices hann_window",
+}
+FACTORIES = frozenset(" ".join(FACTORIES).split())
+PASSING = frozenset(["allclose", "equal", "assert_close"])  # comparisons of results that nobody computed
+UNMOVED = frozenset(["cuda", "cpu", "pin_memory", "record_stream", "contiguous_"])  # moves between devices
+
+
+class PretendedGpu(TorchFunctionMode):
+    """Tensors "on the GPU" live on the CPU when small and have no memory (torch's meta device) when large.
+
+    An operation that mixes the two is done without memory. An operation that needs values of a tensor that has none
+    gets ones (integers and booleans) or zeros.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        owner = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name == "__get__" and owner in ("device", "is_cuda"):
+            return torch.device("cuda", 0) if owner == "device" else True
+        if func is torch.device:
+            return torch.device("cuda", args[0]) if args and isinstance(args[0], int) else func(*args, **kwargs)
+        if name in PASSING:
+            return True
+        if name in UNMOVED:
+            return args[0]
+        if name == "to":
+            return moved(func, args, kwargs)
+        if name in FACTORIES or kwargs.get("device") is not None:
+            return made(func, args, kwargs)
+        return computed(func, args, kwargs)
+
+
+def moved(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """`tensor.to(...)` without the device: what is left may be a dtype."""
+    tensor, *rest = args
+    rest = [a.dtype if isinstance(a, torch.Tensor) else a for a in rest if not isinstance(a, (str, int, torch.device))]
+    if isinstance(kwargs.pop("other", None), torch.Tensor):
+        raise TypeError("tensor.to(other=...) is not pretended")
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
+    return func(tensor, *rest, **kwargs) if rest or kwargs.get("dtype") is not None else tensor
+
+
+def made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A new tensor: its size is found out without memory, and a small one is made again on the CPU."""
+    kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory")}
+    bare = {k: v for k, v in kwargs.items() if k != "generator"}
+    if func in (torch.tensor, torch.as_tensor, torch.asarray, torch.Tensor.new_tensor):
+        return func(*args, **kwargs)
+    try:
+        probe = func(*args, **bare, device="meta")
+    except RuntimeError:  # a size is a tensor without memory
+        args, bare, kwargs = with_values(args), with_values(bare), with_values(kwargs)
+        probe = func(*args, **bare, device="meta")
+    if not isinstance(probe, torch.Tensor) or probe.numel() > REAL or any(map(is_meta, tensors_of((args, kwargs)))):
+        return probe
+    return func(*args, **kwargs, device="cpu")
+
+
+def computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operation, without memory as soon as one of its tensors has none, or on made-up values where it must."""
+    if not any(map(is_meta, tensors_of((args, kwargs)))):
+        return func(*args, **kwargs)
+    try:
+        return func(*without_memory(args), **without_memory(kwargs))
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return func(*with_values(args), **with_values(kwargs))
+
+
+def is_meta(tensor: torch.Tensor) -> bool:
+    return tensor.is_meta
+
+
+def tensors_of(tree: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested lists, tuples and dicts."""
+    if isinstance(tree, torch.Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        yield from itertools.chain.from_iterable(map(tensors_of, tree))
+    elif isinstance(tree, dict):
+        yield from tensors_of(list(tree.values()))
+
+
+def mapped(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same nested structure with every tensor changed."""
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {k: mapped(v, change) for k, v in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)(mapped(v, change) for v in tree)
+    return tree
+
+
+def without_memory(tree: Any) -> Any:
+    """Scalars keep their value: torch lets them meet tensors of any device, and sizes are made of them."""
+    return mapped(tree, lambda t: t if t.is_meta or t.ndim == 0 else t.to("meta"))
+
+
+def with_values(tree: Any) -> Any:
+    """Made-up values for tensors without memory: ones for integers and booleans, zeros for floats."""
+
+    def change(t: torch.Tensor) -> torch.Tensor:
+        if not t.is_meta:
+            return t
+        if t.numel() > FORCED:
+            raise RuntimeError(f"the program reads values of a tensor of shape {tuple(t.shape)} that was not computed")
+        fill = torch.zeros if t.is_floating_point() or t.is_complex() else torch.ones
+        return fill(t.shape, dtype=t.dtype)
+
+    return mapped(tree, change)
+
+
+def new_tensor(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
+    """An output of a kernel that did not run."""
+    size = int(np.prod(list(shape), dtype=object))
+    return torch.zeros(*[tuple(shape)], dtype=dtype, device="cpu" if size <= REAL else "meta")
+
+
+class Event:
+    """A CUDA event or stream on which nothing happens; the time between two events is one millisecond."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.cuda_stream = 0
+
+    def elapsed_time(self, other: Event) -> float:
+        return 1.0
+
+    def __enter__(self) -> Event:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+class Generator(torch.Generator):
+    """A random generator "of the GPU" is one of the CPU."""
+
+    def __new__(cls, device: Any = None) -> Generator:
+        return super().__new__(cls)
+
+
+def pretend_gpu(capability: tuple[int, int]) -> None:
+    """Let torch.cuda answer as if one GPU of this compute capability were there and idle."""
+    properties = types.SimpleNamespace(
+        name="pretended",
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+        total_memory=80 << 30,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_block_optin=227 << 10,
+        shared_memory_per_multiprocessor=228 << 10,
+        L2_cache_size=50 << 20,
+        max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536,
+        warp_size=32,
+        gcnArchName="",
+    )
+    answers = {
+        "is_available": True,
+        "device_count": 1,
+        "current_device": 0,
+        "get_device_capability": capability,
+        "get_device_name": "pretended",
+        "get_device_properties": properties,
+        "mem_get_info": (80 << 30, 80 << 30),
+        "memory_allocated": 0,
+        "max_memory_allocated": 0,
+        "is_bf16_supported": True,
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, lambda *args, _answer=answer, **kwargs: _answer)
+    silent = "init _lazy_init synchronize set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats"
+    for name in silent.split():
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+    for name in "Event Stream device stream current_stream default_stream".split():
+        setattr(torch.cuda, name, Event)
+    for name in ("profiler", "nvtx"):
+        setattr(torch.cuda, name, Event())
+
+
+def pretend_torch() -> None:
+    """The parts of torch that the mode cannot see, or that would take long for a result nobody reads."""
+    torch.set_default_device = lambda device: None
+    torch.compile = lambda model=None, **kwargs: model if callable(model) else lambda f: f
+    torch.testing.assert_close = lambda *args, **kwargs: None
+    torch.Generator = Generator
+
+    def backward(tensor: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, **_: Any) -> None:
+        torch.autograd.backward(tensor, gradient, retain_graph, create_graph)
+
+    torch.Tensor.backward = backward
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Packages that are not installed
+
+
+class Blank:
+    """Stands for anything of a package that is not installed: every use of it gives another blank."""
+
+    __name__ = __qualname__ = "blank"
+    __path__: list[str] = []
+    __file__ = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Blank:
+        return Blank()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Blank()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return Blank()
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return (Blank,)
+
+    def __getitem__(self, key: Any) -> Any:
+        return Blank()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Blank]:
+        return iter([Blank(), Blank()])
+
+    def __len__(self) -> int:
+        return 1
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __float__(self) -> float:
+        return 1.0
+
+    def __int__(self) -> int:
+        return 1
+
+    __index__ = __int__
+
+    def __format__(self, spec: str) -> str:
+        return "blank"
+
+    def __enter__(self) -> Blank:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        pass
+
+
+def blank_operator(*args: Any) -> Blank:
+    return Blank()
+
+
+for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
+    setattr(Blank, f"__{_name}__", blank_operator)
+    setattr(Blank, f"__r{_name}__", blank_operator)
+for _name in "neg pos abs invert".split():
+    setattr(Blank, f"__{_name}__", blank_operator)
+for _name in "lt le gt ge".split():
+    setattr(Blank, f"__{_name}__", lambda *args: True)
+
+
+class BlankModule(types.ModuleType):
+    """A module of a package that is not installed."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        return Blank()
+
+
+class BlankFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds, last of all, a blank for what a program itself imports and nobody installed."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        top = name.split(".")[0]
+        parent = sys.modules.get(name.rpartition(".")[0])
+        if not isinstance(parent, BlankModule) and ("." in name or not self.wanted(top)):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def wanted(self, top: str) -> bool:
+        importers = (f.f_code.co_filename for f in callers() if not f.f_code.co_filename.startswith("<frozen"))
+        outside = (f for f in importers if f != __file__)
+        return self.recorder.inside(next(outside, "/")) and top not in ("tilelang", "torch", "tvm")
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return BlankModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A compiler that does not compile
+
+
+class Kernel:
+    """What a program gets instead of a compiled kernel: calls return empty tensors of the right shapes."""
+
+    latency = ref_latency = 1.0
+    config: dict[str, Any] | None = None
+    kernel_source = host_source = ""
+
+    def __init__(self, prim_func: Any, out_idx: list[int] | int | None = None) -> None:
+        from tilelang.engine.param import KernelParam
+
+        self.prim_func = prim_func
+        count = len(prim_func.params)
+        wanted = [] if out_idx is None else [out_idx] if isinstance(out_idx, int) else list(out_idx)
+        self.out_idx = [int(i) % count for i in wanted]
+        buffers = [prim_func.buffer_map.get(p) for p in prim_func.params]
+        self.params = [
+            KernelParam.from_var(p) if b is None else KernelParam.from_buffer(b)
+            for p, b in zip(prim_func.params, buffers, strict=True)
+        ]
+        self.artifact = self.adapter = self.torch_function = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        values = bound_dims(self.prim_func, [i for i in range(len(self.params)) if i not in self.out_idx], args)
+        outs = []
+        for i in self.out_idx:
+            shape = [evaluated(d, values) for d in self.params[i].shape]
+            outs.append(new_tensor(shape, torch_dtype(self.params[i].dtype)))
+        return None if not outs else outs[0] if len(outs) == 1 else outs
+
+    def get_profiler(self, *args: Any, **kwargs: Any) -> Profiler:
+        return Profiler(self)
+
+    def get_kernel_source(self, *args: Any, **kwargs: Any) -> str:
+        return ""
+
+    get_host_source = get_kernel_source
+
+    def update_tuner_result(self, **results: Any) -> Kernel:
+        vars(self).update(results)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Blank()
+
+
+class Profiler:
+    """A profiler that finds every result right and every kernel equally fast."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def do_bench(self, func: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> float:
+        return bench(func) if func is not None else 1.0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.kernel(*args, **kwargs)
+
+    func = run_once = __call__
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: None
+
+
+def bench(fn: Callable[[], Any], *args: Any, quantiles: list[float] | None = None, **kwargs: Any) -> Any:
+    """One millisecond, after one call, which may build a kernel."""
+    with contextlib.suppress(Exception):
+        fn()
+    return 1.0 if quantiles is None else [1.0] * len(quantiles)
+
+
+def bound_dims(prim_func: Any, inputs: list[int], args: tuple[Any, ...]) -> dict[Any, int]:
+    """The values of a PrimFunc's symbolic dimensions and scalar parameters in a call with these arguments."""
+    from tilelang import tvm
+
+    values: dict[Any, int] = {}
+    for i, arg in zip(inputs, args, strict=False):
+        param = prim_func.params[i]
+        buffer = prim_func.buffer_map.get(param)
+        if buffer is None and isinstance(arg, int):
+            values[param] = arg
+        elif buffer is not None and isinstance(arg, torch.Tensor):
+            dims = zip(buffer.shape, arg.shape, strict=False)
+            values |= {d: int(n) for d, n in dims if isinstance(d, tvm.tirx.Var)}
+    return values
+
+
+def evaluated(dim: Any, values: dict[Any, int]) -> int:
+    """A dimension as a number; one that the arguments do not settle is 1."""
+    from tilelang import tvm
+
+    if isinstance(dim, int):
+        return dim
+    bound = tvm.arith.Analyzer().simplify(tvm.tirx.stmt_functor.substitute(dim, values))
+    return int(bound) if isinstance(bound, tvm.tirx.IntImm) else 1
+
+
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype of a TVM one; bytes stand for what torch does not have."""
+    name = str(dtype)
+    name = {"float8_e4m3": "float8_e4m3fn", "float32x4": "float32"}.get(name, name)
+    found = getattr(torch, name, None)
+    return found if isinstance(found, torch.dtype) else torch.int8
+
+
+def tuned(tuner: Any, *args: Any, **kwargs: Any) -> types.SimpleNamespace:
+    """Instead of tuning: the first configuration that builds."""
+    configs = tuner.configs
+    if callable(configs):
+        positional, named = tuner._kernel_parameters or ((), ())
+        configs = configs(*positional, **dict(named))
+    compile_config, _ = tuner._ensure_jit_functions()
+    given = dict((tuner._kernel_parameters or ((), ()))[1])
+    names = set(inspect.signature(tuner.fn).parameters)
+    error: Exception | None = None
+    for config in itertools.islice(configs, TRIES):
+        chosen = {k: v for k, v in config.items() if k in names and k not in given}
+        try:
+            kernel = compile_config(**chosen) if chosen else tuner.jit_compile()
+        except Exception as e:
+            error = e
+            continue
+        kernel.config = dict(config)
+        return types.SimpleNamespace(latency=1.0, ref_latency=1.0, config=kernel.config, libcode="", kernel=kernel,
+                                     func=kernel.prim_func)  # fmt: skip
+    raise error or ValueError("no configuration to tune")
+
+
+def hook_tilelang(recorder: Recorder) -> None:
+    """Put the recorder where TileLang compiles, tunes, measures and compares."""
+    import tilelang
+    import tilelang.autotuner.tuner as tuner
+    import tilelang.profiler as profiler
+    import tilelang.testing as testing
+
+    jit = sys.modules["tilelang.jit"]  # the package's attribute of this name is the decorator
+
+    def cached(func: Any, out_idx: Any = None, *args: Any, **options: Any) -> Kernel:
+        recorder.keep(func, options | {"out_idx": out_idx})
+        return Kernel(func, out_idx)
+
+    build = jit.JITImpl.compile
+
+    def compile_written(impl: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.writers.append(getattr(impl.func, "orig_func", impl.func))
+        try:
+            return build(impl, *args, **kwargs)
+        finally:
+            recorder.writers.pop()
+
+    jit.cached = cached
+    jit.JITImpl.compile = compile_written
+    tuner.AutoTuner.run = tuned
+    tuner.AutoTuner.set_compile_args = lambda self, **options: given_options(self, options)
+    tilelang.profiler.do_bench = profiler.bench.do_bench = bench
+    testing.main = testing.torch_assert_close = lambda *args, **kwargs: None
+    sys.modules["tilelang.utils.tensor"].torch_assert_close = lambda *args, **kwargs: None
+
+
+def given_options(tuner: Any, options: dict[str, Any]) -> Any:
+    """What AutoTuner.set_compile_args does, less the search for a device."""
+    from tilelang.autotuner.param import CompileArgs
+
+    names = inspect.signature(CompileArgs).parameters
+    tuner.compile_args = CompileArgs(**{k: v for k, v in options.items() if k in names})
+    return tuner
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running one file, in a child
+
+
+def run_file(path: Path, recorder: Recorder) -> list[str]:
+    """Run a program as __main__, then its tests, then what nobody called; returns what went wrong, one line each."""
+    errors: list[str] = []
+    sys.argv = [str(path)]
+    sys.path.insert(0, str(path.parent))
+    sys.meta_path.append(BlankFinder(recorder))
+    module = types.ModuleType("__main__")
+    module.__file__ = str(path)
+    sys.modules["__main__"] = module
+    code = compile(path.read_text(), str(path), "exec", dont_inherit=True, optimize=1)  # its assertions would fail
+    with PretendedGpu():
+        attempt(lambda: exec(code, vars(module)), errors)
+        before = len(recorder.seen)
+        for name, test in [(n, f) for n, f in vars(module).items() if n.startswith("test_") and inspect.isfunction(f)]:
+            for case in itertools.islice(cases(test), CASES):
+                attempt(lambda test=test, case=case: test(**case), errors, name)
+        if len(recorder.seen) == before:
+            for call in uncalled(module, recorder):
+                attempt(call, errors)
+    return errors
+
+
+def attempt(call: Callable[[], Any], errors: list[str], name: str = "") -> None:
+    """Call, and keep the last line of what it raises; a program may also end itself."""
+    try:
+        call()
+    except SystemExit as e:
+        if e.code not in (None, 0):
+            errors.append(f"{name}SystemExit: {e.code}")
+    except BaseException as e:
+        traceback.print_exc()
+        errors.append((f"{name}: " if name else "") + traceback.format_exception_only(e)[-1].strip()[:400])
+
+
+def cases(test: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    """The arguments of a test's parametrisation, first ones first; one empty case if it has none."""
+    axes = []
+    for mark in getattr(test, "pytestmark", []):
+        if mark.name != "parametrize":
+            continue
+        names, values = mark.args[:2]
+        names = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
+        rows = [getattr(v, "values", v) for v in values]  # pytest.param keeps its values under this name
+        rows = [r if isinstance(r, (list, tuple)) and (len(names) > 1 or r is not v) else (r,) for r, v in zip(rows, values)]
+        axes.append([dict(zip(names, row)) for row in rows])
+    for choice in itertools.product(*axes):
+        yield {k: v for part in choice for k, v in part.items()}
+
+
+def uncalled(module: types.ModuleType, recorder: Recorder) -> Iterator[Callable[[], Any]]:
+    """Calls that need no argument: the program's functions of that kind, and its kernels that have all defaults."""
+    from tilelang.jit import JITImpl
+
+    for name, value in list(vars(module).items()):
+        kernel = getattr(value, "jit_impl", value)
+        function = kernel.func.orig_func if isinstance(kernel, JITImpl) else value
+        if not inspect.isfunction(function) or not recorder.inside(function.__code__.co_filename):
+            continue
+        required = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        if isinstance(kernel, JITImpl) and not required:
+            yield value.compile
+        elif function is value and not required and ("main" in name or "run" in name):
+            yield value
+
+
+def child(root: Path, run: str, capability: tuple[int, int], spool: Path, log: Path) -> None:
+    """One file in a process group of its own: records go to spool/records.jsonl, errors to spool/errors.json."""
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    work = spool / "cwd"
+    work.mkdir()
+    os.chdir(work)
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    recorder = Recorder(root, run, capability, spool / "records.jsonl")
+    pretend_gpu(capability)
+    hook_tilelang(recorder)
+    errors: list[str] = []
+    attempt(lambda: errors.extend(run_file(root / run, recorder)), errors)
+    (spool / "errors.json").write_text(json.dumps(errors))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# All files, in the parent
+
+
+@dataclass
+class Corpus:
+    """The folder: what it holds already, and how more is added."""
+
+    folder: Path
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, folder: Path) -> Corpus:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        corpus = cls(folder, lines_of(folder / "index.jsonl"))
+        corpus.failed = {line["file"]: line for line in lines_of(folder / "failed.jsonl")}
+        return corpus
+
+    def add(self, records: list[dict[str, Any]]) -> int:
+        """Store the new ones among these records; returns how many those are."""
+        known = {e["sha256"] for e in self.entries}
+        added = 0
+        for record in records:
+            if record["sha256"] in known:
+                continue
+            known.add(record["sha256"])
+            text = record.pop("json")
+            record["id"] = f"{len(self.entries):03d}"
+            (self.folder / f"{record['id']}.json").write_text(text)
+            with open(self.folder / "index.jsonl", "a") as f:
+                f.write(json.dumps(record) + "\n")
+            self.entries.append(record)
+            added += 1
+        return added
+
+    def write_failed(self, gave: set[str]) -> None:
+        """failed.jsonl: the files that were run and, in the end, gave no PrimFunc."""
+        self.failed = {f: line for f, line in sorted(self.failed.items()) if f not in gave}
+        text = "".join(json.dumps(line) + "\n" for line in self.failed.values())
+        (self.folder / "failed.jsonl").write_text(text)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that may be missing or end in the middle of a line."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            lines.append(json.loads(text))
+    return lines
+
+
+@dataclass
+class Job:
+    """A file that is being run."""
+
+    run: str
+    spool: Path
+    process: Any
+    deadline: float
+
+
+def run_files(root: Path, files: list[str], corpus: Corpus, capability: tuple[int, int], jobs: int, limit: float) -> None:
+    """Run the files, `jobs` at a time, each for at most `limit` seconds, and add what they give to the corpus."""
+    fork = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(files)), []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            run, spool = waiting.pop(), Path(tempfile.mkdtemp(prefix="corpus-"))
+            log = corpus.folder / "logs" / (run.replace("/", "__") + ".txt")
+            process = fork.Process(target=child, args=(root, run, capability, spool, log.resolve()))
+            process.start()
+            running.append(Job(run, spool, process, time.monotonic() + limit))
+        wait([j.process.sentinel for j in running], timeout=max(0.0, min(j.deadline for j in running) - time.monotonic()))
+        for job in [j for j in running if not j.process.is_alive() or time.monotonic() >= j.deadline]:
+            running.remove(job)
+            finish(job, corpus, limit, root)
+
+
+def finish(job: Job, corpus: Corpus, limit: float, root: Path) -> None:
+    """End what is left of a file's process group, store what it gave and note what went wrong."""
+    late = job.process.is_alive()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.process.pid, signal.SIGKILL)
+    job.process.join()
+    records, errors = lines_of(job.spool / "records.jsonl"), job.spool / "errors.json"
+    reasons = json.loads(errors.read_text()) if errors.exists() else []
+    if late:
+        reasons.append(f"ended after {limit:g} s")
+    elif not errors.exists():
+        reasons.append(f"the process died with exit code {job.process.exitcode}")
+    added = corpus.add(records)
+    source = (root / job.run).read_text()
+    corpus.failed[job.run] = {
+        "file": job.run,
+        "reason": reasons[0] if reasons else "builds no kernel",
+        "more": reasons[1:],
+        "defines_kernels": any(mark in source for mark in KERNEL_MARKS),
+    }
+    print(f"{len(corpus.entries):4} {added:+3} of {len(records):2}  {job.run}  {'; '.join(reasons)[:160]}", flush=True)
+    shutil.rmtree(job.spool, ignore_errors=True)
+
+
+def found(root: Path, globs: list[str]) -> list[str]:
+    """The .py files under the root that match one of the patterns, in the patterns' order."""
+    files = [p.relative_to(root).as_posix() for g in globs for p in sorted(root.glob(g)) if p.suffix == ".py"]
+    return list(dict.fromkeys(files))
+
+
+def check(folder: Path) -> str:
+    """Load every entry in a fresh process and compare its script with the one that was recorded."""
+    command = [sys.executable, __file__, "--check", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+
+
+def check_here(folder: Path) -> None:
+    """Print how many entries load as what was recorded, and which do not."""
+    bad = []
+    entries = lines_of(folder / "index.jsonl")
+    for e in entries:
+        try:
+            script = load_prim_func(folder, e["id"]).script()
+        except Exception as error:
+            bad.append(f"{e['id']}: {error!r}"[:200])
+            continue
+        if hashlib.sha256(script.encode()).hexdigest() != e["sha256"]:
+            bad.append(f"{e['id']}: the script changed")
+    print("\n".join([f"{len(entries) - len(bad)} of {len(entries)} entries load as recorded", *bad]))
+
+
+def summary(corpus: Corpus) -> str:
+    """Counts, and the reasons of the files that define kernels and gave none, most frequent first."""
+    files = {e["file"] for e in corpus.entries}
+    missing = [line for line in corpus.failed.values() if line["defines_kernels"]]
+    head = f"{len(corpus.entries)} distinct PrimFuncs from {len(files)} files; {len(missing)} files define kernels and gave none"
+    reasons = Counter(line["reason"][:140] for line in missing)
+    return "\n".join([head, *(f"{n:4}  {reason}" for reason, n in reasons.most_common())])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--files", nargs="+", default=["**/*.py"], help="patterns relative to the examples, in order")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one file")
+    args = parser.parse_args()
+    root, corpus = args.examples.resolve(), Corpus.at(args.out)
+    files = found(root, args.files)
+    pretend_torch()
+    pretend_gpu(CAPABILITIES[0])
+    import tilelang  # noqa: F401  once, before the children are forked
+
+    torch.set_num_threads(1)
+    for capability in CAPABILITIES:
+        run_files(root, files, corpus, capability, args.jobs, args.limit)
+        gave = {e["file"] for e in corpus.entries} | {e["run"] for e in corpus.entries}
+        corpus.write_failed(gave)
+        files = [f for f in files if f in corpus.failed and corpus.failed[f]["defines_kernels"]]
+    print(summary(corpus))
+    print(check(args.out))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--check"]:
+        check_here(Path(sys.argv[2]))
+    else:
+        main()
