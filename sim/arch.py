@@ -9,8 +9,8 @@ from .formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 
 __all__ = ["ARCHS", "Arch", "DotProduct", "arch"]
 
-H200 = "measured: H200"
-LITERATURE = "literature"
+H200 = "measured: H200 (python -m gpu.probes; tests/captures/h200/mma_words.npz)"
+LITERATURE = "literature (docs/NUMERICS.md, section 1)"
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class DotProduct:
     L:      products added to the accumulator in one step
     F:      fraction bits kept below the largest exponent of a step
     out:    how a step's sum becomes a word: "rz_fp32", "rne_fp16" or "rz_e8m13" (fp32 with 13 fraction bits)
-    floor:  the least exponent that terms are aligned to; None if there is none
-    source: where L, F and out were measured; floor_source the same for floor
+    floor:  the least exponent that terms are aligned to; None if there is none or nobody knows one
+    source: where these numbers come from
     """
 
     operand: Format
@@ -32,7 +32,6 @@ class DotProduct:
     out: str
     floor: int | None
     source: str
-    floor_source: str = LITERATURE
 
     @cached_property
     def measured(self) -> bool:

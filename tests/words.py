@@ -168,7 +168,8 @@ def short(rng: Random, fmt: Format) -> Triple:
 
 def double_rounding(rng: Random, fmt: Format) -> Triple:
     """a * b is half an ulp of c, or nearer to it than twice the precision shows."""
-    c = finite(rng, fmt, *rng.choice([(-4, 4), (fmt.emin, fmt.emin + 2), (fmt.bias, fmt.bias)]))
+    normal = finite(rng, fmt, *rng.choice([(-4, 4), (fmt.emin, fmt.emin + 2), (fmt.bias, fmt.bias)]))
+    c = rng.choice([normal, normal, subnormal(rng, fmt)[1]])
     return *near_power(rng, fmt, exponent_of(c, fmt) - fmt.fraction_bits - rng.choice([0, 1, 1, 1, 2])), c
 
 

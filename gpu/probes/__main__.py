@@ -4,7 +4,7 @@
     c  tensor core                        d  open points, as plain facts
 
 Each section runs in a process of its own with a time limit, and stops by itself a little before it, so that what it has
-counted is kept. DIR gets report.json, differences.npz (operands and words of the first differences) and
+counted is kept. DIR gets report.json, probes.json (its counts), differences.npz (operands and words of the first differences) and
 mufu_sqrt_delta.npz. The exit status is 0 when every section finished and no claimed case differs.
 """
 
@@ -245,6 +245,19 @@ def _failed(content: dict[str, Any]) -> bool:
     return not content.get("finished") or any(c["claimed"] and (c["wrong"] or c.get("errors")) for c in cases)
 
 
+def _counts(report: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a report: the machine, and for each case the words compared and the wrong ones."""
+    kept = {
+        section: {
+            name: {k: case[k] for k in ("compared", "wrong", "claimed")} for name, case in content["cases"].items()
+        }
+        for section, content in report["sections"].items()
+        if content.get("cases")
+    }
+    machine = report["machine"] | {"command": "python -m gpu.probes"}
+    return {"machine": machine, "quick": report["quick"], "cases": kept}
+
+
 def _merge_differences(parts: Path, out: Path) -> None:
     arrays: dict[str, Any] = {}
     for section in SECTIONS:
@@ -287,6 +300,7 @@ def main() -> int:
             for extra in parts.glob("mufu_*.npz"):
                 (out / extra.name).write_bytes(extra.read_bytes())
             (out / "report.json").write_text(json.dumps(report, indent=1))
+            (out / "probes.json").write_text(json.dumps(_counts(report), indent=1) + "\n")
     return int(bool(report["compile errors"]) or any(_failed(c) for c in report["sections"].values()))
 
 
