@@ -1,7 +1,7 @@
 """Which schedules TileLang 0.1.15 refuses to make a kernel of, and why, by rule.
 
 The simulator runs any block size; a GPU does not. The rules follow TileLang in the order of its checks (the warps of a
-gemm, the layout of acc_s, the instruction's K, the pipeline, the launch) and were found by lowering some 900
+gemm, the layout of acc_s, the instruction's K, the pipeline, the launch) and were found by lowering 680
 configurations of the seed's loop; tests/test_limits.py holds them against TileLang itself.
 """
 
@@ -130,23 +130,50 @@ def _short(schedule: Schedule, arch: str, dim: int) -> str | None:
 
 
 def _instruction(schedule: Schedule, arch: str, dim: int) -> str | None:
-    """Why a gemm's K does not suit mma.sync: 8, or a multiple of 16."""
+    """Why a gemm's K does not suit mma.sync (8, or a multiple of 16), or 8 columns a warp-group instruction."""
     for what, K in (("dim", dim), ("block_N", schedule.block_N)):
         if K % 16 and K != 8:
             return _says(f"{what} {K}", f"block_K ({K}) must be a multiple of micro_size_k (16)")
+    if dim == 8 and _wgmma(schedule, arch, schedule.block_N):
+        return _says("dim 8", "WGMMA operand layout contiguity (k_major=True) disagrees with the row-major expectation")
     return None
 
 
 def _pipeline(schedule: Schedule, arch: str) -> str | None:
-    """Why the loop cannot be pipelined: causal, its trip count depends on the block, which older GPUs' copies need."""
-    if schedule.causal and schedule.num_stages >= 2 and arch in ("sm_80", "sm_86", "sm_89"):
-        what = f"causal with num_stages {schedule.num_stages} on {arch} (a fault of TileLang; 0 and 1 compile)"
+    """Why the loop cannot be pipelined.
+
+    Causal, its trip count depends on the block, which older GPUs' copies need; bulk copies wait for whole warps.
+    """
+    stages, threads = schedule.num_stages, schedule.threads
+    if schedule.causal and stages >= 2 and arch in ("sm_80", "sm_86", "sm_89"):
+        what = f"causal with num_stages {stages} on {arch} (a fault of TileLang; 0 and 1 compile)"
         return _says(what, "Downcast from tirx.Sub to ir.IntImm failed.")
+    if _bulk(schedule, arch) and threads % 32:
+        words = "[ThreadSync] Cannot lower a required shared-memory sync inside a divergent region with "
+        return _says(f"threads {threads}", f"{words}{threads} participating threads (not a multiple of 32)")
+    return None
+
+
+def _registers(schedule: Schedule, arch: str, dim: int) -> str | None:
+    """Why ptxas finds too few registers: an instruction's accumulator cannot be spilled.
+
+    A block's 65536 registers are shared by its threads, the 128 that issue bulk copies included. A warp-group
+    instruction of n columns needs n/2 and some for its operands, 30 with a left operand in registers and 26 without.
+    """
+    threads = schedule.threads + 128 * _bulk(schedule, arch)
+    has = min(255, 65536 // threads // 8 * 8)
+    for what, n, K, others in (("block_N", schedule.block_N, dim, 26), ("dim", dim, schedule.block_N, 30)):
+        if _wgmma(schedule, arch, K) and n <= 256 and n // 2 + others > has:
+            words = f"Insufficient registers ({has}) to compile instruction"
+            return _says(f"{what} {n} needs {n // 2 + others} registers in each of {threads} threads", words)
     return None
 
 
 def _launch(schedule: Schedule, arch: str, dim: int) -> str | None:
     """Why a compiled kernel cannot be launched."""
+    threads = schedule.threads + 128 * _bulk(schedule, arch)
+    if threads > 1024:
+        return f"{threads} threads, {threads - schedule.threads} of them for bulk copies: a block has at most 1024"
     need, limit = shared_bytes(schedule, dim), SHARED_KIB[arch] * 1024
     if need > limit:
         what = f"{need // 1024} KiB of shared memory, {arch} has {SHARED_KIB[arch]} KiB"

@@ -1,13 +1,13 @@
 """Tiles and tile operators, with TileLang's names and rules.
 
-A tile is an array with a leading axis for the thread blocks that run in step. Operators compute through a machine
-(sim.machine) and never look into its values. Memory that nobody wrote is part of a tile: whatever depends on it is
-poisoned, and poison that reaches global memory makes the result undetermined.
+A tile is an array with a leading axis for the thread blocks that run in step, the *lanes*. Operators compute through a
+machine (sim.machine) and never look into its values. Memory that nobody wrote is part of a tile: whatever depends on it
+is poisoned, and poison that reaches global memory makes the result undetermined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,54 +17,107 @@ from .formats import FP32, Format, format_named
 from .layout import row_reduction
 from .machine import Exact
 
-__all__ = ["Block", "Index", "Region", "Tensor", "Tile", "Undetermined", "Value"]
+__all__ = ["Block", "Index", "Lanes", "Region", "Tensor", "Tile", "Undetermined", "Value"]
 
 
 class Undetermined(Exception):
     """The words of a result cannot be known: they depend on memory that nobody wrote."""
 
 
+class Lanes:
+    """Which of the thread blocks that run in step take part: the first `count`, or those of `index` (ascending)."""
+
+    def __init__(self, count: int, index: np.ndarray | None = None):
+        self.count, self.index = count, index
+
+    def where(self, chosen: np.ndarray) -> Lanes:
+        """Those of these lanes for which `chosen` (bool, one for each) is true."""
+        kept = np.flatnonzero(chosen)
+        if self.index is None and (kept == np.arange(len(kept))).all():
+            return Lanes(len(kept))
+        return Lanes(len(kept), self.places()[kept])
+
+    def within(self, other: Lanes) -> bool:
+        """Whether `other` has all of these."""
+        if other.index is None:
+            last = self.count if self.index is None or not self.count else int(self.index[-1]) + 1
+            return last <= other.count
+        return bool(np.isin(self.places(), other.index).all())
+
+    def places(self) -> np.ndarray:
+        return np.arange(self.count) if self.index is None else self.index
+
+    def among(self, other: Lanes) -> slice | np.ndarray:
+        """Where these stand among the lanes of `other`, which has them all."""
+        if self.index is None and other.index is None:
+            return slice(0, self.count)
+        return self.places() if other.index is None else np.searchsorted(other.index, self.places())
+
+
+def _rows(x: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+    """The rows of some lanes; what all lanes share stays as it is."""
+    return x if x.shape[0] == 1 else x[rows]
+
+
+def _lift(x: np.ndarray, rank: int) -> np.ndarray:
+    """x [lanes or 1, ...] with axes appended up to `rank` of them: inner loop axes come last."""
+    return x.reshape(x.shape + (1,) * (rank + 1 - x.ndim))
+
+
 class Index:
-    """An integer per block and element of a T.Parallel loop; `axis` is the loop axis it walks, None if computed."""
+    """Integers or bools, one per lane and element of a T.Parallel loop: `at` [lanes or 1, ...].
+
+    axis: the loop axis that it walks from 0, None if it is computed. poison: as in Value.
+    """
 
     __array_ufunc__ = None  # so that `bx * block_M + i` asks Index
 
-    def __init__(self, at: np.ndarray, axis: int | None = None):
-        self.at, self.axis = at, axis
+    def __init__(self, at: np.ndarray, axis: int | None = None, poison: np.ndarray | None = None):
+        self.at, self.axis, self.poison = at, axis, poison
 
-    def _lift(self, other: Any) -> Any:
-        """`other` beside this index: a per-block array [blocks] gets axes for the elements."""
-        if isinstance(other, Index):
-            return other.at
-        other = np.asarray(other)
-        return other.reshape(other.shape + (1,) * (self.at.ndim - 1)) if other.ndim == 1 else other
+    def apply(self, function: Callable[..., np.ndarray], other: Any, swap: bool = False) -> Index:
+        """function(self, other), or of the two swapped; other: an int, an Index, or an array with one per lane."""
+        right = other.at if isinstance(other, Index) else np.asarray(other)
+        rank = max(self.at.ndim, right.ndim) - 1
+        left, right = _lift(self.at, rank), _lift(right, rank) if right.ndim else right
+        result = function(right, left) if swap else function(left, right)
+        poison = either(self.poison, other.poison if isinstance(other, Index) else None)
+        return Index(np.asarray(result), None, poison)
 
     def __add__(self, other: Any) -> Index:
-        return Index(self.at + self._lift(other))
+        return self.apply(np.add, other)
 
     def __sub__(self, other: Any) -> Index:
-        return Index(self.at - self._lift(other))
+        return self.apply(np.subtract, other)
 
     def __mul__(self, other: Any) -> Index:
-        return Index(self.at * self._lift(other))
+        return self.apply(np.multiply, other)
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __ge__(self, other: Any) -> np.ndarray:
-        return np.asarray(self.at >= self._lift(other))
+    def __ge__(self, other: Any) -> Index:
+        return self.apply(np.greater_equal, other)
 
-    def __gt__(self, other: Any) -> np.ndarray:
-        return np.asarray(self.at > self._lift(other))
+    def __gt__(self, other: Any) -> Index:
+        return self.apply(np.greater, other)
 
-    def __le__(self, other: Any) -> np.ndarray:
-        return np.asarray(self.at <= self._lift(other))
+    def __le__(self, other: Any) -> Index:
+        return self.apply(np.less_equal, other)
 
-    def __lt__(self, other: Any) -> np.ndarray:
-        return np.asarray(self.at < self._lift(other))
+    def __lt__(self, other: Any) -> Index:
+        return self.apply(np.less, other)
+
+
+def either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Poison of what depends on both."""
+    if a is None or b is None:
+        return b if a is None else a
+    rank = max(a.ndim, b.ndim) - 1
+    return _lift(a, rank) | _lift(b, rank)
 
 
 class Value:
-    """What an expression has in registers: machine values [blocks, ...], or a product that is not rounded yet.
+    """What an expression has in registers: machine values [lanes or 1, ...], or a product that is not rounded yet.
 
     The compiler contracts a product and the addition or subtraction that uses it into one fma, so a product stays open
     until it is used (docs/NUMERICS.md, section 3). poison: bool array, or None when everything was written.
@@ -76,7 +129,7 @@ class Value:
         fmt: Format,
         data: np.ndarray | None,
         poison: np.ndarray | None = None,
-        factors: Any = None,
+        factors: tuple[np.ndarray, np.ndarray] | None = None,
     ):
         self.machine, self.fmt, self.poison, self.factors, self._data = machine, fmt, poison, factors, data
 
@@ -84,8 +137,13 @@ class Value:
     def data(self) -> np.ndarray:
         """The values; an open product is rounded."""
         if self._data is None:
-            self._data = self.machine.mul(self.factors[0], self.factors[1], self.fmt)
+            assert self.factors is not None
+            self._data = self.machine.mul(*self._operands(*self.factors), self.fmt)
         return self._data
+
+    def rounded(self) -> Value:
+        """The same value, a product no longer open."""
+        return Value(self.machine, self.fmt, self.data, self.poison)
 
     def _other(self, other: Any) -> Value:
         if not isinstance(other, Value):
@@ -94,76 +152,79 @@ class Value:
             raise TypeError(f"operands must have one dtype, not {self.fmt.name} and {other.fmt.name}: cast one first")
         return other
 
-    def _result(self, other: Value, data: np.ndarray | None, factors: Any = None) -> Value:
-        return Value(self.machine, self.fmt, data, _either(self.poison, other.poison), factors)
+    @staticmethod
+    def _operands(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Operands with the axes that some of them lack appended."""
+        rank = max(x.ndim for x in operands) - 1
+        return tuple(_lift(x, rank) if x.ndim else x for x in operands)
+
+    def combine(self, name: str, other: Any) -> Value:
+        """The machine's function `name` of this value and another."""
+        other = self._other(other)
+        data = getattr(self.machine, name)(*self._operands(self.data, other.data), self.fmt)
+        return Value(self.machine, self.fmt, data, either(self.poison, other.poison))
+
+    def apply(self, name: str) -> Value:
+        """The machine's function `name` of this value."""
+        return Value(self.machine, self.fmt, getattr(self.machine, name)(self.data, self.fmt), self.poison)
+
+    def _fused(self, name: str, product: Value, rest: Value) -> Value:
+        """The machine's contraction `name` of an open product and another value."""
+        assert product.factors is not None
+        data = getattr(self.machine, name)(*self._operands(*product.factors, rest.data), self.fmt)
+        return Value(self.machine, self.fmt, data, either(product.poison, rest.poison))
 
     def __mul__(self, other: Any) -> Value:
         other = self._other(other)
-        return self._result(other, None, (self.data, other.data))
+        return Value(self.machine, self.fmt, None, either(self.poison, other.poison), (self.data, other.data))
 
     def __add__(self, other: Any) -> Value:
         other = self._other(other)
         if self.factors and other.factors:
             raise NotImplementedError("a*b + c*d: which product the compiler fuses is not modelled; round one first")
-        product, rest = (self, other) if self.factors else (other, self)
-        if product.factors:
-            return self._result(
-                other, self.machine.mul_add(product.factors[0], product.factors[1], rest.data, self.fmt)
-            )
-        return self._result(other, self.machine.add(self.data, other.data, self.fmt))
+        if self.factors or other.factors:
+            return self._fused("mul_add", *((self, other) if self.factors else (other, self)))
+        return self.combine("add", other)
 
     def __sub__(self, other: Any) -> Value:
         other = self._other(other)
         if self.factors:  # of `a*s - m*s` the left product is the fused one
-            return self._result(other, self.machine.mul_sub(self.factors[0], self.factors[1], other.data, self.fmt))
-        if other.factors:
-            raise NotImplementedError("c - a*b is not modelled yet; round the product first")
-        return self._result(other, self.machine.sub(self.data, other.data, self.fmt))
+            return self._fused("mul_sub", self, other)
+        return self._fused("sub_mul", other, self) if other.factors else self.combine("sub", other)
 
     def __truediv__(self, other: Any) -> Value:
-        other = self._other(other)
-        return self._result(other, self.machine.div(self.data, other.data, self.fmt))
+        return self.combine("div", other)
 
     __rmul__, __radd__ = __mul__, __add__
 
 
-def _either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a | b
-
-
 @dataclass
 class Region:
-    """A rectangle of a global tensor: per axis its start (an int, or one per block) and extent (None: an index)."""
+    """A rectangle of a global tensor: per axis its start (an int, or one per lane) and extent (None: an index)."""
 
     tensor: Tensor
     starts: tuple[Any, ...]
     extents: tuple[int | None, ...]
 
-    def where(self) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-        """Index arrays [blocks or 1, *extents], clipped, and the mask of those in bounds (None: all are)."""
+    def where(self, lanes: Lanes) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
+        """Index arrays [lanes or 1, *extents], clipped, and the mask of those in bounds (None: all are)."""
         sizes = [e for e in self.extents if e is not None]
         inside: np.ndarray | None = None
         indices, axis = [], 0
         for start, extent, size in zip(self.starts, self.extents, self.tensor.words.shape, strict=True):
-            at = np.asarray(start).reshape((-1,) + (1,) * len(sizes))
+            at = _lift(_rows(np.asarray(start).reshape(-1), lanes.places()), len(sizes))
             if extent is not None:
                 axis += 1
                 at = at + np.arange(extent).reshape((extent,) + (1,) * (len(sizes) - axis))
             valid = (at >= 0) & (at < size)
             if not valid.all():
-                inside, at = _both(inside, valid), np.clip(at, 0, size - 1)
+                inside, at = valid if inside is None else inside & valid, np.clip(at, 0, size - 1)
             indices.append(at)
         return tuple(indices), inside
 
 
-def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray:
-    return b if a is None else a & b
-
-
 class Tensor:
-    """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per block."""
+    """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per lane."""
 
     def __init__(self, name: str, words: np.ndarray, fmt: Format):
         self.name, self.words, self.fmt = name, words, fmt
@@ -188,66 +249,70 @@ class Tensor:
 
 
 def _uniform(index: Any) -> Any:
-    """An index that is the same for all blocks, as one integer: what it reads is then shared by the blocks."""
+    """An index that is the same for all lanes, as one integer: what it reads is then shared by the lanes."""
     index = np.asarray(index)
     return int(index.flat[0]) if (index == index.flat[0]).all() else index
+
+
+@dataclass
+class _Layer:
+    """What some lanes hold: machine values [lanes or 1, *shape], and their poison."""
+
+    lanes: Lanes
+    data: np.ndarray
+    poison: np.ndarray | None
 
 
 class Tile:
     """A shared or fragment buffer of the thread blocks that run in step. Made by Block.alloc_shared, alloc_fragment.
 
-    data: machine values [blocks, *shape], or [1, *shape] when all blocks hold the same; poison likewise: elements that
-    nobody wrote or that depend on such, None when there are none
+    A store is kept as a layer over what the other lanes hold, and layers are merged when more lanes read than wrote:
+    blocks that have left a loop keep their tiles, and what all blocks share is held once.
     """
 
     def __init__(self, block: Block, name: str, scope: str, shape: tuple[int, ...], fmt: Format):
         self.block, self.name, self.scope, self.shape, self.fmt = block, name, scope, shape, fmt
-        self.data: np.ndarray = np.zeros((1, *shape), block.machine.dtype(fmt))
-        self.poison: np.ndarray | None = np.ones((1, *shape), bool)
-        self._holders = block.blocks  # blocks, from the first, whose data is here
+        empty = np.zeros((1, *shape), block.machine.dtype(fmt))
+        self._layers = [_Layer(Lanes(block.blocks), empty, np.ones((1, *shape), bool))]
 
     def value(self) -> Value:
-        """The whole tile, for the blocks that still run."""
-        active = self.block.active
-        if active > self._holders:
-            raise RuntimeError(f"{self.name} was last written while only {self._holders} of {active} blocks ran")
-        poison = None if self.poison is None else self.poison[:active]
-        return Value(self.block.machine, self.fmt, self.data[:active], poison)
+        """The whole tile, for the lanes that run."""
+        lanes = self.block.lanes
+        if not lanes.within(self._layers[-1].lanes):
+            self._merge(lanes)
+        layer = self._layers[-1]
+        rows = lanes.among(layer.lanes)
+        poison = None if layer.poison is None else _rows(layer.poison, rows)
+        return Value(self.block.machine, self.fmt, _rows(layer.data, rows), poison)
+
+    def _merge(self, lanes: Lanes) -> None:
+        """One layer of what `lanes` hold, over the layers that it was made from."""
+        data = np.empty((lanes.count, *self.shape), self.block.machine.dtype(self.fmt))
+        poison = np.zeros(data.shape, bool)
+        mine = lanes.places()
+        for layer in self._layers:
+            common = np.isin(mine, layer.lanes.places())
+            rows = Lanes(int(common.sum()), mine[common]).among(layer.lanes)
+            data[common] = _rows(layer.data, rows)
+            poison[common] = False if layer.poison is None else _rows(layer.poison, rows)
+        self._layers.append(_Layer(lanes, data, poison if poison.any() else None))
 
     def assign(self, operator: str, value: Value) -> None:
         """Store a value over the whole tile, converted to its dtype."""
-        machine, active = self.block.machine, self.block.active
+        machine, lanes = self.block.machine, self.block.lanes
         data = value.data if value.fmt is self.fmt else machine.convert(value.data, value.fmt, self.fmt)
         machine.wrote(operator, self.name, self.block.iteration, data, self.fmt)
-        shared = data.shape[0] == 1 and (self.data.shape[0] == 1 or active == self.block.blocks)
-        lead = 1 if shared else active
-        data = np.broadcast_to(data, (lead, *self.shape))
-        poison = None if value.poison is None else np.broadcast_to(value.poison, (lead, *self.shape))
-        if active == self.block.blocks or shared:
-            self.data, self.poison, self._holders = data, poison, active
-        else:
-            self.data, self.poison = self._merged(data, poison)
-
-    def _merged(self, data: np.ndarray, poison: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None]:
-        """This tile with the first blocks replaced: the others have left the loop and keep what they hold."""
-        whole = (self.block.blocks, *self.shape)
-        merged = (
-            self.data
-            if self.data.flags.writeable and self.data.shape == whole
-            else np.broadcast_to(self.data, whole).copy()
-        )
-        merged[: len(data)] = data
-        if poison is None and self.poison is None:
-            return merged, None
-        old = np.zeros(whole, bool) if self.poison is None else np.broadcast_to(self.poison, whole).copy()
-        old[: len(data)] = False if poison is None else poison
-        return merged, old if old.any() else None
+        data = np.broadcast_to(data, (data.shape[0] if data.ndim > len(self.shape) else 1, *self.shape))
+        poison = value.poison
+        if poison is not None:
+            poison = np.broadcast_to(poison, (poison.shape[0], *self.shape)) if poison.any() else None
+        self._layers = [layer for layer in self._layers if not layer.lanes.within(lanes)]
+        self._layers.append(_Layer(lanes, data, poison))
 
     def __getitem__(self, key: Any) -> Value:
         """`tile[i, j]` in a T.Parallel loop: the loop's indices each walk one whole axis of the tile."""
         value, axes = self.value(), self._axes(key)
-        rank = self.block.parallel_rank
-        shape = [1] * rank
+        shape = [1] * len(self.block.parallel_extents)
         for axis, extent in zip(axes, self.shape, strict=True):
             shape[axis] = extent
 
@@ -258,7 +323,7 @@ class Tile:
 
     def __setitem__(self, key: Any, value: Value) -> None:
         """`tile[i, j] = value` in a T.Parallel loop: everything is evaluated, then stored."""
-        if self._axes(key) != tuple(range(self.block.parallel_rank)):
+        if self._axes(key) != tuple(range(len(self.block.parallel_extents))):
             raise NotImplementedError(f"a store to {self.name} must use all indices of the loop in order")
         self.assign("parallel", value)
 
@@ -280,13 +345,10 @@ class Block:
     """
 
     def __init__(self, machine: Exact, blocks: int, threads: int):
-        self.machine, self.blocks, self.active, self.threads = machine, blocks, blocks, threads
+        self.machine, self.blocks, self.threads = machine, blocks, threads
+        self.lanes = Lanes(blocks)
         self.iteration: int | None = None
         self.parallel_extents: tuple[int, ...] = ()
-
-    @property
-    def parallel_rank(self) -> int:
-        return len(self.parallel_extents)
 
     # allocation
 
@@ -308,17 +370,13 @@ class Block:
         )
 
     def Pipelined(self, extent: Any, num_stages: int = 0) -> Iterator[int]:
-        """A serial loop; `extent` is an int or one per block, which must not rise: blocks leave from the end.
-
-        Stages do not change the meaning.
-        """
-        extents = np.broadcast_to(np.asarray(extent), (self.blocks,))
-        if (np.diff(extents) > 0).any():
-            raise ValueError("extent must not rise from block to block: order the blocks by their extents first")
-        for k in range(int(extents[0])):
-            self.active, self.iteration = int((extents > k).sum()), k
+        """A serial loop; `extent` is an int or one per block. Stages do not change the meaning."""
+        outer = self.lanes
+        extents = np.broadcast_to(np.asarray(extent), (outer.count,))
+        for k in range(int(extents.max(initial=0))):
+            self.lanes, self.iteration = outer.where(extents > k), k
             yield k
-        self.active, self.iteration = self.blocks, None
+        self.lanes, self.iteration = outer, None
 
     # operators
 
@@ -340,20 +398,20 @@ class Block:
             self._store(value, target)
 
     def _load(self, region: Region) -> Value:
-        indices, inside = region.where()
-        words = region.tensor.words[tuple(i[: self.active] for i in indices)]
+        indices, inside = region.where(self.lanes)
+        tensor = region.tensor
+        words = tensor.words[indices]
         if inside is not None:
-            words = np.where(inside[: self.active], words, words.dtype.type(0))
-        poison = region.tensor.poison
-        poison = None if poison is None else poison[indices]
-        return Value(self.machine, region.tensor.fmt, self.machine.from_words(words, region.tensor.fmt), poison)
+            words = np.where(inside, words, words.dtype.type(0))
+        poison = None if tensor.poison is None else tensor.poison[indices]
+        return Value(self.machine, tensor.fmt, self.machine.from_words(words, tensor.fmt), poison)
 
     def _store(self, value: Value, region: Region) -> None:
         tensor, machine = region.tensor, self.machine
         data = value.data if value.fmt is tensor.fmt else machine.convert(value.data, value.fmt, tensor.fmt)
         machine.wrote("copy", tensor.name, self.iteration, data, tensor.fmt)
         words = machine.to_words(data, tensor.fmt)
-        indices, inside = region.where()
+        indices, inside = region.where(self.lanes)
         shape = np.broadcast_shapes(words.shape, *(i.shape for i in indices))
         keep = np.broadcast_to(True if inside is None else inside, shape)
         targets = tuple(np.broadcast_to(i, shape)[keep] for i in indices)
@@ -399,10 +457,8 @@ class Block:
         if op == "absmax":
             data = machine.max(machine.constant(0.0, fmt), data, fmt)
         poison = None if value.poison is None else np.asarray(value.poison.any(axis=-1))
-        if not clear:
-            old = target.value()
-            data, poison = getattr(machine, merge)(old.data, data, fmt), _either(old.poison, poison)
-        target.assign(f"reduce_{op}", Value(machine, fmt, data, poison))
+        result = Value(machine, fmt, data, poison)
+        target.assign(f"reduce_{op}", result if clear else target.value().combine(merge, result))
 
     # expressions
 
@@ -413,27 +469,27 @@ class Block:
 
     def max(self, a: Value, b: Value) -> Value:
         """fmaxf: the operand that is not NaN wins."""
-        return a._result(b, self.machine.max(a.data, b.data, a.fmt))
+        return a.combine("max", b)
 
     def min(self, a: Value, b: Value) -> Value:
         """fminf: the operand that is not NaN wins."""
-        return a._result(b, self.machine.min(a.data, b.data, a.fmt))
+        return a.combine("min", b)
 
     def exp2(self, x: Value) -> Value:
         """2**x as CUDA's exp2f gives it."""
-        return Value(self.machine, x.fmt, self.machine.exp2(x.data, x.fmt), x.poison)
+        return x.apply("exp2")
 
-    def if_then_else(self, condition: np.ndarray, a: Any, b: Any, dtype: Format = FP32) -> Value:
-        """a where `condition` (bool [blocks or 1, ...]), else b; what is not taken does not leak, poison neither."""
+    def if_then_else(self, condition: Index, a: Any, b: Any, dtype: Format = FP32) -> Value:
+        """a where `condition` holds, else b; what is not taken does not leak, poison neither."""
         x, y = (
             v if isinstance(v, Value) else Value(self.machine, dtype, self.machine.constant(v, dtype)) for v in (a, b)
         )
-        condition = condition[: self.active]
+        chosen = _rows(condition.at, self.lanes.places())
         poison = None
         if x.poison is not None or y.poison is not None:
             taken = [np.zeros(1, bool) if v.poison is None else v.poison for v in (x, y)]
-            poison = np.where(condition, *taken)
-        return Value(self.machine, x.fmt, self.machine.select(condition, x.data, y.data), poison)
+            poison = np.where(chosen, *taken)
+        return Value(self.machine, x.fmt, self.machine.select(chosen, x.data, y.data), poison)
 
 
 def _gemm_poison(
@@ -442,4 +498,4 @@ def _gemm_poison(
     """Which outputs of a gemm depend on memory that nobody wrote: a row of a, a column of b, or c itself."""
     rows = None if a is None else np.expand_dims(np.any(a, axis=-2 if transpose_A else -1), -1)
     columns = None if b is None else np.expand_dims(np.any(b, axis=-1 if transpose_B else -2), -2)
-    return _either(_either(rows, columns), c)
+    return either(either(rows, columns), c)

@@ -294,6 +294,17 @@ def test_operands_broadcast_and_stay_as_they_are(fmt: Format) -> None:
 
 
 @by_name
+@pytest.mark.parametrize("name", FLUSHING)
+def test_an_element_does_not_depend_on_its_neighbours(name: str, fmt: Format) -> None:
+    """One word alone gives what it gives in an array, so that a short cut for a whole array is one for each element."""
+    operator = getattr(arith, name)
+    for family in words.FAMILIES:
+        operands = words.triples(family, 948, fmt, 40)[: 3 if name == "fma" else 2]
+        alone = [operator(*(x[n : n + 1] for x in operands), fmt) for n in range(40)]
+        assert_same(np.concatenate(alone), operator(*operands, fmt), fmt, **dict(zip("abc", operands)))
+
+
+@by_name
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
 def test_scalars_and_empty_arrays(shape: tuple[int, ...], fmt: Format) -> None:
     x = np.full(shape, fmt.bias << fmt.fraction_bits, fmt.word)

@@ -102,19 +102,29 @@ def test_copy_drops_writes_out_of_bounds() -> None:
     assert tensor.words.tolist() == [0xFFFF, 0x3C00, 0x4000]
 
 
-def test_blocks_read_their_own_rows_and_leave_a_loop_one_by_one() -> None:
+@pytest.mark.parametrize("extents", [[3, 2, 0], [0, 2, 3], [2, 0, 3], [1, 1, 1]])
+def test_blocks_read_their_own_rows_and_leave_a_loop_one_by_one(extents: list[int]) -> None:
     T = block(blocks=3)
     tensor = Tensor("A", np.arange(3, dtype=np.float16).view(np.uint16), FP16)
     start = np.array([2, 1, 0])
     own, total = T.alloc_fragment("own", (1,), FP32), T.alloc_fragment("total", (1,), FP32)
     T.copy(tensor[start : start + 1], own)
     T.fill(total, 10.0)
-    for _ in T.Pipelined(np.array([3, 2, 0])):
+    for _ in T.Pipelined(np.array(extents)):
         (i,) = T.Parallel(1)
         total[i] = total[i] + own[i]
-    assert total.value().data.view(np.float32).ravel().tolist() == [16.0, 12.0, 10.0]
-    with pytest.raises(ValueError, match="extent must not rise"):
-        list(T.Pipelined(np.array([1, 2, 3])))
+    expected = [10.0 + n * x for n, x in zip(extents, (2.0, 1.0, 0.0), strict=True)]
+    assert total.value().data.view(np.float32).ravel().tolist() == expected
+
+
+def test_what_all_blocks_share_is_held_once_until_some_write_their_own() -> None:
+    T = block(blocks=3)
+    x = T.alloc_fragment("x", (1,), FP32)
+    T.fill(x, 1.0)
+    assert x.value().data.shape == (1, 1)
+    for k in T.Pipelined(np.array([0, 2, 1])):
+        T.fill(x, 2.0 + k)
+    assert x.value().data.view(np.float32).ravel().tolist() == [1.0, 3.0, 2.0]
 
 
 def test_gemm_adds_to_the_live_accumulator() -> None:

@@ -18,8 +18,8 @@ as if on each of the other GPU generations.
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
+import dis
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -49,7 +49,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 CAPABILITIES = [(9, 0), (10, 0), (12, 0)]  # what the pretended GPU says of itself, in the order of trying
-REAL = 1 << 16  # tensors of at most so many elements hold values, on the CPU; larger ones have no memory
+REAL = 1 << 16  # integer tensors of at most so many elements hold values, on the CPU; all others have no memory
 FORCED = 1 << 24  # the most elements of a tensor without memory that are made up when a program reads its values
 CASES = 4  # how many parameter sets of a parametrised test are run
 TRIES = 8  # how many configurations of a tuned kernel are tried until one builds
@@ -170,7 +170,7 @@ UNMOVED = frozenset(["cuda", "cpu", "pin_memory", "record_stream", "contiguous_"
 
 
 class PretendedGpu(TorchFunctionMode):
-    """Tensors "on the GPU" live on the CPU when small and have no memory (torch's meta device) when large.
+    """Tensors have no memory (they are on torch's meta device), but small ones of integers, which are on the CPU.
 
     An operation that mixes the two is done without memory. An operation that needs values of a tensor that has none
     gets ones (integers and booleans) or zeros.
@@ -216,7 +216,7 @@ def made(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     except RuntimeError:  # a size is a tensor without memory
         args, bare, kwargs = with_values(args), with_values(bare), with_values(kwargs)
         probe = func(*args, **bare, device="meta")
-    if not isinstance(probe, torch.Tensor) or probe.numel() > REAL or any(map(is_meta, tensors_of((args, kwargs)))):
+    if not isinstance(probe, torch.Tensor) or not holds_values(probe) or any(map(is_meta, tensors_of((args, kwargs)))):
         return probe
     return func(*args, **kwargs, device="cpu")
 
@@ -229,6 +229,11 @@ def computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         return func(*without_memory(args), **without_memory(kwargs))
     except (NotImplementedError, RuntimeError, TypeError, ValueError):
         return func(*with_values(args), **with_values(kwargs))
+
+
+def holds_values(tensor: torch.Tensor) -> bool:
+    """Small integer tensors do: indices and lengths shape what a program does next, numbers hardly ever."""
+    return tensor.numel() <= REAL and not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def is_meta(tensor: torch.Tensor) -> bool:
@@ -277,8 +282,8 @@ def with_values(tree: Any) -> Any:
 
 def new_tensor(shape: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
     """An output of a kernel that did not run."""
-    size = int(np.prod(list(shape), dtype=object))
-    return torch.zeros(*[tuple(shape)], dtype=dtype, device="cpu" if size <= REAL else "meta")
+    probe = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return torch.zeros(tuple(shape), dtype=dtype, device="cpu") if holds_values(probe) else probe
 
 
 class Event:
@@ -338,9 +343,9 @@ def pretend_gpu(capability: tuple[int, int]) -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, lambda *args, _answer=answer, **kwargs: _answer)
-    silent = "init _lazy_init synchronize set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats"
-    for name in silent.split():
-        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+    for name in [n for n, f in vars(torch.cuda).items() if inspect.isfunction(f) and n not in answers]:
+        if name == "_lazy_init" or not name.startswith("_"):
+            setattr(torch.cuda, name, lambda *args, **kwargs: None)
     for name in "Event Stream device stream current_stream default_stream".split():
         setattr(torch.cuda, name, Event)
     for name in ("profiler", "nvtx"):
@@ -379,7 +384,10 @@ class Blank:
         return Blank()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return Blank()
+        """The first tensor among the arguments, or a blank, as often as the caller unpacks."""
+        result = next(tensors_of((args, kwargs)), Blank())
+        count = unpacked(sys._getframe(1))
+        return result if count is None else (result,) * count
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
@@ -396,7 +404,7 @@ class Blank:
         pass
 
     def __iter__(self) -> Iterator[Blank]:
-        return iter([Blank(), Blank()])
+        return iter([Blank()] * (unpacked(sys._getframe(1)) or 2))
 
     def __len__(self) -> int:
         return 1
@@ -420,6 +428,12 @@ class Blank:
 
     def __exit__(self, *exc: Any) -> None:
         pass
+
+
+def unpacked(frame: types.FrameType) -> int | None:
+    """How many names the frame's present instruction, or the one after it, unpacks its value into."""
+    later = (i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti)
+    return next((i.argval for i in itertools.islice(later, 2) if i.opname == "UNPACK_SEQUENCE"), None)
 
 
 def blank_operator(*args: Any) -> Blank:
@@ -631,6 +645,8 @@ def hook_tilelang(recorder: Recorder) -> None:
     tuner.AutoTuner.run = tuned
     tuner.AutoTuner.set_compile_args = lambda self, **options: given_options(self, options)
     tilelang.profiler.do_bench = profiler.bench.do_bench = bench
+    arch = "{}.{}".format(*recorder.capability)
+    tilelang.contrib.nvcc.get_target_compute_version = lambda target=None: arch
     testing.main = testing.torch_assert_close = lambda *args, **kwargs: None
     sys.modules["tilelang.utils.tensor"].torch_assert_close = lambda *args, **kwargs: None
 
