@@ -21,6 +21,9 @@ __all__ = [
     "FP32",
     "TF32",
     "Format",
+    "INTEGERS",
+    "Integer",
+    "dtype_named",
     "format_named",
     "from_words",
     "to_words",
@@ -122,7 +125,38 @@ E4M3 = Format("float8_e4m3fn", 4, 3, nan=0x7F, infinities=False)
 E5M2 = Format("float8_e5m2", 5, 2, nan=0x7F)
 FORMATS = {f.name: f for f in (FP32, TF32, FP16, BF16, E4M3, E5M2)}
 
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer dtype of TIR: its name, width and sign; bool is an Integer of 8 bits that holds 0 and 1."""
+
+    name: str
+    bits: int
+    signed: bool
+
+    @cached_property
+    def word(self) -> np.dtype:
+        """NumPy's unsigned integer type of one word."""
+        return np.dtype(f"u{self.bits // 8}")
+
+    @cached_property
+    def value_type(self) -> np.dtype:
+        """NumPy's type of the value."""
+        return np.dtype(f"{'i' if self.signed else 'u'}{self.bits // 8}")
+
+
+INTEGERS = {f"{'' if s else 'u'}int{b}": Integer(f"{'' if s else 'u'}int{b}", b, s) for b in (8, 16, 32, 64) for s in (0, 1)}
+INTEGERS["bool"] = Integer("bool", 8, False)
+
 _NUMPY = {FP32: np.float32, FP16: np.float16}
+
+
+def dtype_named(name: str) -> Format | Integer:
+    """The format or integer dtype of a TIR dtype name. Raises ValueError that lists the names."""
+    if name in INTEGERS:
+        return INTEGERS[name]
+    return format_named({"float8_e4m3": E4M3.name, "custom[tfloat32]": TF32.name}.get(name, name))
 
 
 def format_named(name: str) -> Format:

@@ -1,8 +1,8 @@
 """Which schedules TileLang 0.1.15 refuses to make a kernel of, and why, by rule.
 
 The simulator runs any block size; a GPU does not. The rules follow TileLang in the order of its checks (the warps of a
-gemm, the layout of acc_s, the instruction's K, the pipeline, the launch) and were found by lowering 680
-configurations of the seed's loop; tests/test_limits.py holds them against TileLang itself.
+gemm, the layout of acc_s, the instruction's K, the pipeline, registers, the launch) and were found by lowering 680
+configurations of the seed's loop and compiling 80; tests/test_limits.py holds them against TileLang itself.
 """
 
 from __future__ import annotations
@@ -155,17 +155,22 @@ def _pipeline(schedule: Schedule, arch: str) -> str | None:
 
 
 def _registers(schedule: Schedule, arch: str, dim: int) -> str | None:
-    """Why ptxas finds too few registers: an instruction's accumulator cannot be spilled.
+    """Why ptxas finds too few registers: an accumulator that an instruction works on cannot be spilled.
 
     A block's 65536 registers are shared by its threads, the 128 that issue bulk copies included. A warp-group
-    instruction of n columns needs n/2 and some for its operands, 30 with a left operand in registers and 26 without.
+    instruction of n columns needs n/2 and some for its operands, 30 with a left operand in registers and 26 without;
+    with 96 registers, wide tiles of acc_s and acc_o together are too many (found by trying, 128 columns beside 96).
     """
     threads = schedule.threads + 128 * _bulk(schedule, arch)
-    has = min(255, 65536 // threads // 8 * 8)
-    for what, n, K, others in (("block_N", schedule.block_N, dim, 26), ("dim", dim, schedule.block_N, 30)):
-        if _wgmma(schedule, arch, K) and n <= 256 and n // 2 + others > has:
+    has, N = min(255, 65536 // threads // 8 * 8), schedule.block_N
+    first, second = _wgmma(schedule, arch, dim), _wgmma(schedule, arch, N)
+    for what, n, wgmma, others in (("block_N", N, first, 26), ("dim", dim, second, 30)):
+        if wgmma and n <= 256 and n // 2 + others > has:
             words = f"Insufficient registers ({has}) to compile instruction"
             return _says(f"{what} {n} needs {n // 2 + others} registers in each of {threads} threads", words)
+    if first and second and has <= 96 and N > 96 and dim > 64:
+        words = f"Register allocation failed with register count of '{has}'"
+        return _says(f"block_N {N} and dim {dim} need more registers than {threads} threads have", words)
     return None
 
 

@@ -17,7 +17,7 @@ from .formats import FP32, Format, format_named
 from .layout import row_reduction
 from .machine import Exact
 
-__all__ = ["Block", "Index", "Lanes", "Region", "Tensor", "Tile", "Undetermined", "Value"]
+__all__ = ["Block", "Index", "Lanes", "Region", "Tensor", "Tile", "Undetermined", "Value", "either", "lift", "rows"]
 
 
 class Undetermined(Exception):
@@ -54,12 +54,12 @@ class Lanes:
         return self.places() if other.index is None else np.searchsorted(other.index, self.places())
 
 
-def _rows(x: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
-    """The rows of some lanes; what all lanes share stays as it is."""
-    return x if x.shape[0] == 1 else x[rows]
+def rows(x: np.ndarray, chosen: slice | np.ndarray) -> np.ndarray:
+    """The rows of the chosen lanes; what all lanes share stays as it is."""
+    return x if x.shape[0] == 1 else x[chosen]
 
 
-def _lift(x: np.ndarray, rank: int) -> np.ndarray:
+def lift(x: np.ndarray, rank: int) -> np.ndarray:
     """x [lanes or 1, ...] with axes appended up to `rank` of them: inner loop axes come last."""
     return x.reshape(x.shape + (1,) * (rank + 1 - x.ndim))
 
@@ -79,7 +79,7 @@ class Index:
         """function(self, other), or of the two swapped; other: an int, an Index, or an array with one per lane."""
         right = other.at if isinstance(other, Index) else np.asarray(other)
         rank = max(self.at.ndim, right.ndim) - 1
-        left, right = _lift(self.at, rank), _lift(right, rank) if right.ndim else right
+        left, right = lift(self.at, rank), lift(right, rank) if right.ndim else right
         result = function(right, left) if swap else function(left, right)
         poison = either(self.poison, other.poison if isinstance(other, Index) else None)
         return Index(np.asarray(result), None, poison)
@@ -113,7 +113,7 @@ def either(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     if a is None or b is None:
         return b if a is None else a
     rank = max(a.ndim, b.ndim) - 1
-    return _lift(a, rank) | _lift(b, rank)
+    return lift(a, rank) | lift(b, rank)
 
 
 class Value:
@@ -138,7 +138,8 @@ class Value:
         """The values; an open product is rounded."""
         if self._data is None:
             assert self.factors is not None
-            self._data = self.machine.mul(*self._operands(*self.factors), self.fmt)
+            a, b = self._operands(*self.factors)
+            self._data = self.machine.mul(a, b, self.fmt)
         return self._data
 
     def rounded(self) -> Value:
@@ -156,7 +157,7 @@ class Value:
     def _operands(*operands: np.ndarray) -> tuple[np.ndarray, ...]:
         """Operands with the axes that some of them lack appended."""
         rank = max(x.ndim for x in operands) - 1
-        return tuple(_lift(x, rank) if x.ndim else x for x in operands)
+        return tuple(lift(x, rank) if x.ndim else x for x in operands)
 
     def combine(self, name: str, other: Any) -> Value:
         """The machine's function `name` of this value and another."""
@@ -212,7 +213,7 @@ class Region:
         inside: np.ndarray | None = None
         indices, axis = [], 0
         for start, extent, size in zip(self.starts, self.extents, self.tensor.words.shape, strict=True):
-            at = _lift(_rows(np.asarray(start).reshape(-1), lanes.places()), len(sizes))
+            at = lift(rows(np.asarray(start).reshape(-1), lanes.places()), len(sizes))
             if extent is not None:
                 axis += 1
                 at = at + np.arange(extent).reshape((extent,) + (1,) * (len(sizes) - axis))
@@ -281,9 +282,9 @@ class Tile:
         if not lanes.within(self._layers[-1].lanes):
             self._merge(lanes)
         layer = self._layers[-1]
-        rows = lanes.among(layer.lanes)
-        poison = None if layer.poison is None else _rows(layer.poison, rows)
-        return Value(self.block.machine, self.fmt, _rows(layer.data, rows), poison)
+        chosen = lanes.among(layer.lanes)
+        poison = None if layer.poison is None else rows(layer.poison, chosen)
+        return Value(self.block.machine, self.fmt, rows(layer.data, chosen), poison)
 
     def _merge(self, lanes: Lanes) -> None:
         """One layer of what `lanes` hold, over the layers that it was made from."""
@@ -292,9 +293,9 @@ class Tile:
         mine = lanes.places()
         for layer in self._layers:
             common = np.isin(mine, layer.lanes.places())
-            rows = Lanes(int(common.sum()), mine[common]).among(layer.lanes)
-            data[common] = _rows(layer.data, rows)
-            poison[common] = False if layer.poison is None else _rows(layer.poison, rows)
+            chosen = Lanes(int(common.sum()), mine[common]).among(layer.lanes)
+            data[common] = rows(layer.data, chosen)
+            poison[common] = False if layer.poison is None else rows(layer.poison, chosen)
         self._layers.append(_Layer(lanes, data, poison if poison.any() else None))
 
     def assign(self, operator: str, value: Value) -> None:
@@ -484,7 +485,7 @@ class Block:
         x, y = (
             v if isinstance(v, Value) else Value(self.machine, dtype, self.machine.constant(v, dtype)) for v in (a, b)
         )
-        chosen = _rows(condition.at, self.lanes.places())
+        chosen = rows(condition.at, self.lanes.places())
         poison = None
         if x.poison is not None or y.poison is not None:
             taken = [np.zeros(1, bool) if v.poison is None else v.poison for v in (x, y)]
@@ -496,6 +497,6 @@ def _gemm_poison(
     a: np.ndarray | None, b: np.ndarray | None, c: np.ndarray | None, transpose_A: bool, transpose_B: bool
 ) -> np.ndarray | None:
     """Which outputs of a gemm depend on memory that nobody wrote: a row of a, a column of b, or c itself."""
-    rows = None if a is None else np.expand_dims(np.any(a, axis=-2 if transpose_A else -1), -1)
-    columns = None if b is None else np.expand_dims(np.any(b, axis=-1 if transpose_B else -2), -2)
-    return either(either(rows, columns), c)
+    by_row = None if a is None else np.expand_dims(np.any(a, axis=-2 if transpose_A else -1), -1)
+    by_column = None if b is None else np.expand_dims(np.any(b, axis=-1 if transpose_B else -2), -2)
+    return either(either(by_row, by_column), c)

@@ -184,7 +184,7 @@ def root(x: Number) -> Number:
 
 # flush to zero
 
-# When a result is too small for ftz to keep:
+# When a result is too small for ftz to keep (H200, mul and fma: "after"):
 #   "before"     the exact result is below the smallest normal value
 #   "after"      it still is when rounded to the format's precision with an exponent that has no lower end
 #   "delivered"  the word that rounding without ftz delivers is subnormal

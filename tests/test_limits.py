@@ -94,7 +94,26 @@ def test_tilelang_agrees(case: tuple) -> None:
                 lower(kernel, target=target)
 
 
+@with_tilelang
+@pytest.mark.parametrize(("block_N", "dim"), [(64, 160), (128, 96)])
+def test_ptxas_agrees_about_registers(block_N: int, dim: int) -> None:
+    from gpu.errors import KernelError
+    from gpu.flash import compile_kernel
+
+    schedule = Schedule(256, block_N, True, 512, 1)
+    said = words(why_not_compilable(schedule, "sm_90a", dim, "float16"))
+    assert said is not None and why_not_compilable(schedule, "sm_90a", 64, "float16") is None
+    with pytest.raises(KernelError, match=re.escape(said)):
+        compile_kernel(schedule, 1, 1, 1, 1024, 1024, dim, "float16", target={"kind": "cuda", "arch": "sm_90a"})
+
+
 # the launch, which needs a GPU to be refused
+
+
+def test_threads_of_a_block() -> None:
+    assert why_not_compilable(Schedule(512, 32, threads=1024), "sm_90", 32, "float16") is None
+    reason = why_not_compilable(Schedule(512, 32, threads=1024, num_stages=1), "sm_90", 32, "float16")
+    assert reason == "1152 threads, 128 of them for bulk copies: a block has at most 1024"
 
 
 @pytest.mark.parametrize("arch", SHARED_KIB)

@@ -360,7 +360,11 @@ def pretend_torch() -> None:
     torch.Generator = Generator
 
     def backward(tensor: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, **_: Any) -> None:
-        torch.autograd.backward(tensor, gradient, retain_graph, create_graph)
+        gradient = torch.ones_like(tensor) if gradient is None else gradient.to(tensor.device)
+        engine = torch.autograd.Variable._execution_engine
+        engine.run_backward(
+            (tensor,), (gradient,), bool(retain_graph), create_graph, (), allow_unreachable=True, accumulate_grad=True
+        )
 
     torch.Tensor.backward = backward
 
@@ -431,9 +435,12 @@ class Blank:
 
 
 def unpacked(frame: types.FrameType) -> int | None:
-    """How many names the frame's present instruction, or the one after it, unpacks its value into."""
-    later = (i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti)
-    return next((i.argval for i in itertools.islice(later, 2) if i.opname == "UNPACK_SEQUENCE"), None)
+    """How many values the frame's present instruction, or what follows, takes apart: `a, b = f(x)` or `f(x)[0]`."""
+    later = [i for i in dis.get_instructions(frame.f_code) if i.offset >= frame.f_lasti][:3]
+    count = next((i.argval for i in later[:2] if i.opname == "UNPACK_SEQUENCE"), None)
+    if count is None and len(later) == 3 and later[2].opname == "BINARY_SUBSCR" and later[1].opname == "LOAD_CONST":
+        count = later[1].argval + 1 if isinstance(later[1].argval, int) else None
+    return count
 
 
 def blank_operator(*args: Any) -> Blank:

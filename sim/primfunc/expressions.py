@@ -1,0 +1,223 @@
+"""TIR expressions as Python functions of a frame: translated once, evaluated for all lanes and loop elements at once.
+
+An integer is a Python int where it is the same everywhere, else an Index; a float is a Value. Every node type and every
+call that is not in the tables here is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..formats import Format, Integer, dtype_named
+from ..tile import Index, Value, lift
+from .frame import Frame, Unsupported
+
+__all__ = ["Evaluate", "Translator", "as_index", "condition"]
+
+Evaluate = Callable[[Frame], Any]
+
+_INTEGER: dict[str, Callable[..., Any]] = {
+    "Add": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Max": np.maximum,
+    "Min": np.minimum,
+    "EQ": np.equal,
+    "NE": np.not_equal,
+    "LT": np.less,
+    "LE": np.less_equal,
+    "GT": np.greater,
+    "GE": np.greater_equal,
+    "And": np.logical_and,
+    "Or": np.logical_or,
+    "tirx.bitwise_and": np.bitwise_and,
+    "tirx.bitwise_or": np.bitwise_or,
+    "tirx.bitwise_xor": np.bitwise_xor,
+    "tirx.shift_left": np.left_shift,
+    "tirx.shift_right": np.right_shift,
+}
+_FLOAT: dict[str, Callable[[Value, Value], Value]] = {
+    "Add": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "Div": lambda a, b: a / b,
+    "Max": lambda a, b: a.combine("max", b),
+    "Min": lambda a, b: a.combine("min", b),
+}
+_COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE")
+_UNARY = {"tirx.exp2": "exp2", "tirx.exp": "exp", "tirx.fabs": "abs", "tirx.rsqrt": "rsqrt", "tirx.sqrt": "sqrt"}
+_UNSIGNED_WRAPS = ("Add", "Sub", "Mul", "tirx.shift_left")
+
+
+def as_index(x: Any) -> Index:
+    """An integer as an Index of one element."""
+    return x if isinstance(x, Index) else Index(np.asarray(x).reshape(1))
+
+
+def _integer(name: str, a: Any, b: Any) -> Any:
+    """An integer operation; Python's where both operands are the same everywhere."""
+    function = _INTEGER[name]
+    if isinstance(a, Index):
+        return a.apply(function, b)
+    if isinstance(b, Index):
+        return b.apply(function, a, swap=True)
+    result = function(a, b)
+    return bool(result) if result.dtype == bool else int(result)
+
+
+def condition(x: Any) -> bool | Index:
+    """A boolean expression's result: one bool, or an Index of bools."""
+    if isinstance(x, Index):
+        return bool(x.at.flat[0]) if x.at.size == 1 and x.poison is None else Index(x.at != 0, poison=x.poison)
+    return bool(x)
+
+
+class Translator:
+    """Translates expressions; `load` makes the function that reads a buffer (the statements know the buffers)."""
+
+    def __init__(self, load: Callable[[Any], Evaluate]):
+        self._load = load
+
+    def expression(self, e: Any) -> Evaluate:
+        """The function that evaluates `e`. Raises Unsupported by name."""
+        kind = type(e).__name__
+        if kind == "IntImm":
+            value = int(e.value)
+            return lambda frame: value
+        if kind == "FloatImm":
+            return self._constant(float(e.value), dtype_named(str(e.dtype)))
+        if kind == "Var":
+            return lambda frame: frame.read(e)
+        if kind == "BufferLoad":
+            return self._load(e)
+        if kind == "Cast":
+            return self._cast(e)
+        if kind == "Select":
+            return self._select(e.condition, e.true_value, e.false_value)
+        if kind == "Not":
+            inner = self.expression(e.a)
+            return lambda frame: _negate(inner(frame))
+        if kind == "Call":
+            return self._call(e)
+        if hasattr(e, "a") and hasattr(e, "b"):
+            return self._binary(kind, e.a, e.b, str(e.dtype))
+        raise Unsupported(f"expression {kind}", e)
+
+    def _constant(self, value: float, fmt: Format | Integer) -> Evaluate:
+        assert isinstance(fmt, Format)
+        return lambda frame: frame.constant(value, fmt)
+
+    def _binary(self, kind: str, left: Any, right: Any, dtype: str) -> Evaluate:
+        a, b, operand = self.expression(left), self.expression(right), dtype_named(str(left.dtype))
+        if isinstance(operand, Integer):
+            if kind in ("Div", "Mod"):
+                return lambda frame: _truncated(kind, a(frame), b(frame))
+            if kind not in _INTEGER:
+                raise Unsupported(f"integer {kind}", left)
+            if kind in ("And", "Or"):
+                return lambda frame: _lazy(kind, a, b, frame)
+            wraps = operand.bits if not operand.signed and kind in _UNSIGNED_WRAPS else 0
+            if wraps:
+                return lambda frame: _integer("tirx.bitwise_and", _integer(kind, a(frame), b(frame)), (1 << wraps) - 1)
+            return lambda frame: _integer(kind, a(frame), b(frame))
+        if kind in _COMPARE:
+            return lambda frame: _compare(kind, a(frame), b(frame))
+        if kind not in _FLOAT:
+            raise Unsupported(f"float {kind}", left)
+        function = _FLOAT[kind]
+        return lambda frame: function(a(frame), b(frame))
+
+    def _cast(self, e: Any) -> Evaluate:
+        inner, source, target = self.expression(e.value), dtype_named(str(e.value.dtype)), dtype_named(str(e.dtype))
+        if isinstance(source, Integer) and isinstance(target, Integer):
+            return lambda frame: _wrap(inner(frame), target)
+        if isinstance(source, Integer):
+            return lambda frame: frame.from_integer(as_index(inner(frame)), target)
+        if isinstance(target, Integer):
+            return lambda frame: frame.to_integer(inner(frame), target)
+        return lambda frame: frame.convert(inner(frame), target)
+
+    def _select(self, chosen: Any, left: Any, right: Any) -> Evaluate:
+        test, a, b = self.expression(chosen), self.expression(left), self.expression(right)
+
+        def choose(frame: Frame) -> Any:
+            taken = condition(test(frame))
+            if isinstance(taken, bool):
+                return a(frame) if taken else b(frame)
+            if taken.at.all() and taken.poison is None:
+                return a(frame)
+            if not taken.at.any() and taken.poison is None:
+                return b(frame)
+            with frame.guard(taken):
+                x = a(frame)
+            with frame.guard(_negate(taken)):
+                y = b(frame)
+            return frame.select(taken, x, y)
+
+        return choose
+
+    def _call(self, e: Any) -> Evaluate:
+        name = e.op.name
+        if name in ("tirx.if_then_else", "tl.if_then_else"):
+            return self._select(*e.args)
+        if name == "tl.infinity":
+            return self._constant(float("inf"), dtype_named(str(e.dtype)))
+        if name in _INTEGER:
+            return self._binary(name, e.args[0], e.args[1], str(e.dtype))
+        if name in _UNARY and isinstance(dtype_named(str(e.dtype)), Format):
+            inner, function = self.expression(e.args[0]), _UNARY[name]
+            return lambda frame: frame.unary(function, inner(frame))
+        if name in ("tirx.likely", "tl.likely"):
+            return self.expression(e.args[0])
+        raise Unsupported(f"function {name}", e)
+
+
+def _negate(x: Any) -> Any:
+    return Index(np.logical_not(x.at), poison=x.poison) if isinstance(x, Index) else not x
+
+
+def _lazy(kind: str, a: Evaluate, b: Evaluate, frame: Frame) -> Any:
+    """`and` and `or`: the right operand is evaluated only where it matters."""
+    left = condition(a(frame))
+    if isinstance(left, bool):
+        return condition(b(frame)) if left == (kind == "And") else left
+    with frame.guard(left if kind == "And" else _negate(left)):
+        right = b(frame)
+    return _integer(kind, left, right)
+
+
+def _truncated(kind: str, a: Any, b: Any) -> Any:
+    """C's integer division and remainder: toward zero."""
+    x, y = as_index(a), as_index(b)
+
+    def divide(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+        quotient = np.abs(p) // np.abs(q) * np.sign(p) * np.sign(q)
+        return quotient if kind == "Div" else p - quotient * q
+
+    result = x.apply(divide, y)
+    return result if isinstance(a, Index) or isinstance(b, Index) else int(result.at[0])
+
+
+def _wrap(x: Any, target: Integer) -> Any:
+    """An integer in `target`'s range, as a C conversion."""
+    if target.name == "bool":
+        return condition(x)
+    if isinstance(x, Index):
+        return Index(x.at.astype(target.value_type).astype(np.int64), x.axis, x.poison)
+    return int(np.asarray(int(x)).astype(target.value_type))
+
+
+def _compare(kind: str, a: Value, b: Value) -> Index:
+    """A comparison of floats: false with NaN, but for !=."""
+    x, y = a.machine.ordered(a.data, a.fmt), a.machine.ordered(b.data, b.fmt)
+    rank = max(x.ndim, y.ndim) - 1
+    x, y = (lift(v, rank) if v.ndim else v for v in (x, y))
+    result = np.asarray(_INTEGER[kind](x, y))
+    from ..tile import either
+
+    return Index(result.reshape((1,) + result.shape) if not result.ndim else result, poison=either(a.poison, b.poison))

@@ -1,0 +1,134 @@
+"""The state of a running kernel: variables, the lanes that run, the elements of the parallel loop, and what is guarded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from ..formats import FP32, Format, Integer
+from ..tile import Block, Index, Lanes, Value, either, lift, rows
+
+__all__ = ["Frame", "Unsupported"]
+
+
+class Unsupported(NotImplementedError):
+    """Something in a kernel that the simulator does not run; the message names it and its source line."""
+
+    def __init__(self, what: str, node: Any = None):
+        span = getattr(node, "span", None)
+        where = f" at {span.source_name.name}:{span.line}" if span is not None else ""
+        super().__init__(f"{what} is not supported{where}")
+        self.what = what
+
+
+class Frame:
+    """What expressions and statements see: block (tiles and lanes), variables, parallel axes and the guard.
+
+    guard: an Index of bools for the elements whose expression is really evaluated (the taken side of a select, the
+    body of an if); None when all are. What is outside may be anything, and must not leak.
+    """
+
+    def __init__(self, block: Block):
+        self.block = block
+        self.variables: dict[Any, tuple[Lanes, Any]] = {}
+        self.guarded: Index | None = None
+
+    @property
+    def lanes(self) -> Lanes:
+        return self.block.lanes
+
+    @property
+    def rank(self) -> int:
+        return len(self.block.parallel_extents)
+
+    def bind(self, variable: Any, value: Any) -> None:
+        self.variables[variable] = (self.lanes, value)
+
+    def read(self, variable: Any) -> Any:
+        """A variable's value for the lanes that run now."""
+        if variable not in self.variables:
+            raise Unsupported(f"variable {variable.name} without a value", variable)
+        lanes, value = self.variables[variable]
+        if lanes is self.lanes or not isinstance(value, Index | Value):
+            return value
+        chosen = self.lanes.among(lanes)
+        if isinstance(value, Index):
+            return Index(rows(value.at, chosen), value.axis, None if value.poison is None else rows(value.poison, chosen))
+        poison = None if value.poison is None else rows(value.poison, chosen)
+        data = value.data
+        return Value(value.machine, value.fmt, rows(data, chosen) if data.ndim else data, poison)
+
+    @contextmanager
+    def guard(self, taken: Index) -> Iterator[None]:
+        """Evaluate only where `taken` holds, too."""
+        outer = self.guarded
+        self.guarded = taken if outer is None else outer.apply(np.logical_and, taken)
+        try:
+            yield
+        finally:
+            self.guarded = outer
+
+    @contextmanager
+    def running(self, lanes: Lanes) -> Iterator[None]:
+        """Run with `lanes` only."""
+        outer, guarded = self.block.lanes, self.guarded
+        if guarded is not None:
+            self.guarded = Index(rows(guarded.at, lanes.among(outer)))
+        self.block.lanes = lanes
+        try:
+            yield
+        finally:
+            self.block.lanes, self.guarded = outer, guarded
+
+    # values
+
+    def constant(self, value: float, fmt: Format) -> Value:
+        return Value(self.block.machine, fmt, self.block.machine.constant(value, fmt))
+
+    def convert(self, x: Value, target: Format) -> Value:
+        return Value(x.machine, target, x.machine.convert(x.data, x.fmt, target), x.poison)
+
+    def from_integer(self, x: Index, target: Format) -> Value:
+        """An integer as a float: through float32, rounded to nearest even."""
+        with np.errstate(over="ignore"):
+            words = np.asarray(x.at).astype(np.float32).view(np.uint32)
+        machine = self.block.machine
+        return Value(machine, target, machine.convert(machine.from_words(words, FP32), FP32, target), x.poison)
+
+    def to_integer(self, x: Value, target: Integer) -> Index:
+        """A float as an integer: toward zero, saturating, NaN is 0 (cvt.rzi)."""
+        from ..formats import values
+
+        number = values(x.machine.to_words(x.data, x.fmt), x.fmt)
+        limits = np.iinfo(target.value_type)
+        with np.errstate(invalid="ignore"):
+            whole = np.clip(np.trunc(np.nan_to_num(number, nan=0.0, posinf=2.0**63, neginf=-(2.0**63))), limits.min, limits.max)
+        return Index(whole.astype(np.int64), poison=x.poison)
+
+    def unary(self, name: str, x: Value) -> Value:
+        return x.apply(name)
+
+    def select(self, taken: Index, a: Any, b: Any) -> Any:
+        """a where `taken` holds, else b."""
+        if not isinstance(a, Value):
+            left, right = (v if isinstance(v, Index) else Index(np.asarray(v).reshape(1)) for v in (a, b))
+            rank = max(taken.at.ndim, left.at.ndim, right.at.ndim) - 1
+            t, x, y = (lift(v.at, rank) for v in (taken, left, right))
+            return Index(np.where(t, x, y), poison=self._taken_poison(t, left.poison, right.poison, taken.poison))
+        x, y = a.data, b.data
+        rank = max(taken.at.ndim, x.ndim, y.ndim) - 1
+        t, x, y = (lift(v, rank) if v.ndim else v for v in (taken.at, x, y))
+        poison = self._taken_poison(t, a.poison, b.poison, taken.poison)
+        return Value(a.machine, a.fmt, a.machine.select(t, x, y), poison)
+
+    @staticmethod
+    def _taken_poison(
+        taken: np.ndarray, a: np.ndarray | None, b: np.ndarray | None, test: np.ndarray | None
+    ) -> np.ndarray | None:
+        if a is None and b is None:
+            return test
+        x, y = (np.zeros((1,) * taken.ndim, bool) if p is None else lift(p, taken.ndim - 1) for p in (a, b))
+        return either(np.where(taken, x, y), test)
