@@ -188,10 +188,8 @@ class _Child:
 
     def _spawn(self) -> None:
         self.log = tempfile.TemporaryFile()
-        path = os.pathsep.join(
-            [str(Path(__file__).parents[1]), *filter(None, sys.path)]
-        )  # what is imported here, there
-        environment = os.environ | {"PYTHONPATH": path}
+        path = [str(Path(__file__).parents[1]), *filter(None, sys.path)]  # what can be imported here, and there
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self.process = subprocess.Popen(
             self.command, stdin=PIPE, stdout=PIPE, stderr=self.log, env=environment, start_new_session=True
         )
@@ -201,9 +199,10 @@ class _Child:
     def _lost(self) -> KernelError:
         """The error of a child that hangs or has died."""
         assert self.process is not None
-        if self.left() <= 0:
+        try:
+            code = self.process.wait(self.left())
+        except subprocess.TimeoutExpired:
             return KernelError(f"the kernel gave no result within {self.timeout:g} s and was ended", "timeout")
-        code = self.process.wait()
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").split("\n")

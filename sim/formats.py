@@ -126,7 +126,6 @@ E5M2 = Format("float8_e5m2", 5, 2, nan=0x7F)
 FORMATS = {f.name: f for f in (FP32, TF32, FP16, BF16, E4M3, E5M2)}
 
 
-
 @dataclass(frozen=True)
 class Integer:
     """An integer dtype of TIR: its name, width and sign; bool is an Integer of 8 bits that holds 0 and 1."""
@@ -146,7 +145,9 @@ class Integer:
         return np.dtype(f"{'i' if self.signed else 'u'}{self.bits // 8}")
 
 
-INTEGERS = {f"{'' if s else 'u'}int{b}": Integer(f"{'' if s else 'u'}int{b}", b, s) for b in (8, 16, 32, 64) for s in (0, 1)}
+INTEGERS = {
+    f"{'' if s else 'u'}int{b}": Integer(f"{'' if s else 'u'}int{b}", b, s) for b in (8, 16, 32, 64) for s in (0, 1)
+}
 INTEGERS["bool"] = Integer("bool", 8, False)
 
 _NUMPY = {FP32: np.float32, FP16: np.float16}

@@ -2,7 +2,7 @@
 
 The simulator runs any block size; a GPU does not. The rules follow TileLang in the order of its checks (the warps of a
 gemm, the layout of acc_s, the instruction's K, the pipeline, registers, the launch) and were found by lowering 680
-configurations of the seed's loop and compiling 80; tests/test_limits.py holds them against TileLang itself.
+configurations of the seed's loop and compiling 60; tests/test_limits.py holds them against TileLang itself.
 """
 
 from __future__ import annotations

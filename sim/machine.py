@@ -14,7 +14,7 @@ import numpy as np
 
 from . import arith, mma, mufu
 from .arch import Arch
-from .formats import FP32, Format
+from .formats import FP32, Format, values
 from .layout import Reduction
 
 __all__ = ["Event", "Exact", "Recorder"]
@@ -94,6 +94,28 @@ class Exact:
             raise ValueError(f"exp2 of {fmt.name} is not modelled, only float32")
         return mufu.exp2f(x, self.fast_math)
 
+    def ordered(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """Values that compare as the numbers do, NaN included."""
+        return values(x, fmt)
+
+    def exp(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """CUDA's expf under fast math: ex2 of x * log2(e), rounded and flushed."""
+        if fmt is not FP32 or not self.fast_math:
+            raise NotImplementedError("exp is modelled for float32 under fast math")
+        return mufu.ex2(self.mul(x, self.constant(1.4426950408889634, FP32), FP32))
+
+    def rsqrt(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """CUDA's rsqrtf: rsqrt.approx; a subnormal operand is flushed under fast math only (not modelled otherwise)."""
+        if fmt is not FP32:
+            raise NotImplementedError("rsqrt is modelled for float32")
+        return mufu.rsqrt(x)
+
+    def sqrt(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """CUDA's sqrtf: IEEE without fast math."""
+        if fmt is not FP32 or self.fast_math:
+            raise NotImplementedError("sqrt is modelled for float32 without fast math")
+        return arith.sqrt(x)
+
     def select(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(condition, a, b)
 
@@ -106,10 +128,13 @@ class Exact:
         if op != "sum":
             return _extreme(x, fmt, op == "max", self._ftz(fmt))
         x = np.concatenate([x, np.zeros(x.shape[:-1] + (1,), x.dtype)], axis=-1)[..., order.columns]
-        x = np.ascontiguousarray(np.moveaxis(x, -2, 0))  # [steps, ..., lanes]
-        total = self._sum_in_order(x, fmt)
-        lanes = np.arange(order.lanes)
-        offset = order.lanes // 2
+        return self.sum_lanes(np.moveaxis(x, -2, 0), fmt)
+
+    def sum_lanes(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """x [steps, ..., lanes]: each lane adds its steps in order, then an XOR butterfly adds the lanes."""
+        total = self._sum_in_order(np.ascontiguousarray(x), fmt)
+        lanes = np.arange(x.shape[-1])
+        offset = len(lanes) // 2
         while offset:
             total = self.add(total, total[..., lanes ^ offset], fmt)
             offset //= 2

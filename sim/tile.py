@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .formats import FP32, Format, format_named
+from .formats import FP32, Format, Integer, format_named
 from .layout import row_reduction
 from .machine import Exact
 
@@ -227,9 +227,41 @@ class Region:
 class Tensor:
     """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per lane."""
 
-    def __init__(self, name: str, words: np.ndarray, fmt: Format):
+    def __init__(self, name: str, words: np.ndarray, fmt: Format | Integer):
         self.name, self.words, self.fmt = name, words, fmt
         self.poison: np.ndarray | None = None
+
+    def load(self, key: tuple[Any, ...], block: Block) -> Any:
+        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
+        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
+        words = self.words[indices]
+        if inside is not None:
+            words = np.where(inside, words, words.dtype.type(0))
+        poison = None if self.poison is None else self.poison[indices]
+        if isinstance(self.fmt, Integer):
+            return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
+        return Value(block.machine, self.fmt, block.machine.from_words(words, self.fmt), poison)
+
+    def store(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None, operator: str) -> None:
+        """Store elements where `guard` holds; out of bounds is dropped, as TileLang guards global stores."""
+        value = block.as_value(value, self.fmt)
+        block.machine.wrote(operator, self.name, block.iteration, value.data, self.fmt)
+        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
+        keep = guard if inside is None else (inside if guard is None else inside & guard)
+        targets, kept = _targets(indices, keep, block.lanes.count)
+        words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
+        new = np.broadcast_to(words, kept.shape)[kept]
+        self.words[targets[1:]] = new
+        clash = self.words[targets[1:]] != new
+        if value.poison is not None or clash.any():
+            self.poison = np.zeros(self.words.shape, bool) if self.poison is None else self.poison
+        if self.poison is not None:
+            self.poison[targets[1:]] = np.broadcast_to(False if value.poison is None else value.poison, kept.shape)[
+                kept
+            ]
+        if clash.any() and self.poison is not None:
+            self.poison[tuple(t[clash] for t in targets[1:])] = True
+            block.report("race", self.name, operator)
 
     def __getitem__(self, key: Any) -> Region:
         starts: list[Any] = []
@@ -310,6 +342,63 @@ class Tile:
         self._layers = [layer for layer in self._layers if not layer.lanes.within(lanes)]
         self._layers.append(_Layer(lanes, data, poison))
 
+    def load(self, key: tuple[Any, ...], guard: np.ndarray | None = None) -> Any:
+        """The elements at integer indices (ints or Index [lanes or 1, ...]); an Index for an integer tile.
+
+        Out of bounds where `guard` holds is reported, and what it gives is poison.
+        """
+        value, extents = self.value(), self.block.parallel_extents
+        axes = _walked(key, self.shape, extents)
+        if axes is not None:
+            shape = [1] * len(extents)
+            for axis, extent in zip(axes, self.shape, strict=True):
+                shape[axis] = extent
+            data = value.data.reshape((value.data.shape[0], *shape))
+            poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *shape))
+            return self._typed(data, poison)
+        indices, inside = place(key, self.shape, len(extents))
+        if inside is not None and not (inside if guard is None else inside | ~guard).all():
+            self.block.report("out_of_bounds", self.name, "load")
+        data = value.data[(lane_axis(value.data.shape[0], indices), *indices)]
+        poison = None if value.poison is None else value.poison[(lane_axis(value.poison.shape[0], indices), *indices)]
+        return self._typed(data, poison if inside is None else either(poison, ~inside))
+
+    def _typed(self, data: np.ndarray, poison: np.ndarray | None) -> Any:
+        if isinstance(self.fmt, Integer):
+            return Index(data.view(self.fmt.value_type).astype(np.int64), poison=poison)
+        return Value(self.block.machine, self.fmt, data, poison)
+
+    def store(self, key: tuple[Any, ...], value: Any, guard: np.ndarray | None = None, operator: str = "store") -> None:
+        """Store elements at integer indices where `guard` holds; what the rest held stays."""
+        block, extents = self.block, self.block.parallel_extents
+        value = self.block.as_value(value, self.fmt)
+        if (
+            guard is None
+            and _walked(key, self.shape, extents) == tuple(range(len(extents)))
+            and len(extents) == len(self.shape)
+        ):
+            self.assign(operator, value)
+            return
+        indices, inside = place(key, self.shape, len(extents))
+        keep = guard if inside is None else (inside if guard is None else inside & guard)
+        if inside is not None and not (inside if guard is None else inside | ~guard).all():
+            block.report("out_of_bounds", self.name, "store")
+        old, count = self.value(), block.lanes.count
+        whole = (count, *self.shape)
+        data = np.broadcast_to(old.data, whole).copy()
+        poison = np.broadcast_to(False if old.poison is None else old.poison, whole).copy()
+        target, kept = _targets(indices, keep, count)
+        new = np.broadcast_to(value.data, kept.shape)[kept]
+        data[target], poison[target] = (
+            new,
+            np.broadcast_to(False if value.poison is None else value.poison, kept.shape)[kept],
+        )
+        if not (data[target] == new).all():
+            clash = data[target] != new
+            poison[tuple(t[clash] for t in target)] = True
+            block.report("race", self.name, operator)
+        self.assign(operator, Value(block.machine, self.fmt, data, poison))
+
     def __getitem__(self, key: Any) -> Value:
         """`tile[i, j]` in a T.Parallel loop: the loop's indices each walk one whole axis of the tile."""
         value, axes = self.value(), self._axes(key)
@@ -339,6 +428,43 @@ class Tile:
         return axes
 
 
+def _walked(key: tuple[Any, ...], shape: tuple[int, ...], extents: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The loop axes that the indices walk, when each walks one whole axis of `shape` and they ascend; else None."""
+    axes = tuple(i.axis for i in key if isinstance(i, Index) and i.axis is not None)
+    if len(axes) != len(shape) or len(key) != len(axes) or list(axes) != sorted(set(axes)):
+        return None
+    return axes if tuple(extents[a] for a in axes) == shape else None
+
+
+def place(key: tuple[Any, ...], shape: tuple[int, ...], rank: int) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
+    """Index arrays [lanes or 1, ...] of the same rank, clipped to `shape`, and where all were in bounds (None: all)."""
+    inside: np.ndarray | None = None
+    indices = []
+    for part, size in zip(key, shape, strict=True):
+        at = lift(part.at if isinstance(part, Index) else np.asarray(part).reshape(1), rank)
+        if at.size and (int(at.min()) < 0 or int(at.max()) >= size):
+            valid = (at >= 0) & (at < size)
+            inside, at = valid if inside is None else inside & valid, np.clip(at, 0, size - 1)
+        indices.append(at)
+    return tuple(indices), inside
+
+
+def lane_axis(lanes: int, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The index of the leading axis that goes with index arrays."""
+    rank = indices[0].ndim if indices else 1
+    return np.arange(lanes).reshape((lanes,) + (1,) * (rank - 1))
+
+
+def _targets(
+    indices: tuple[np.ndarray, ...], keep: np.ndarray | None, count: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Flat index arrays of the elements to store, the lane first, and the mask that picks their values."""
+    lane = lane_axis(count, indices)
+    shape = np.broadcast_shapes(lane.shape, *(i.shape for i in indices), () if keep is None else keep.shape)
+    kept = np.broadcast_to(np.asarray(True) if keep is None else keep, shape)
+    return tuple(np.broadcast_to(i, shape)[kept] for i in (lane, *indices)), kept
+
+
 class Block:
     """The thread blocks of a T.Kernel that run in step, and TileLang's operators on their tiles (the `T` of a kernel).
 
@@ -350,6 +476,21 @@ class Block:
         self.lanes = Lanes(blocks)
         self.iteration: int | None = None
         self.parallel_extents: tuple[int, ...] = ()
+        self.reports: list[tuple[str, str, str]] = []
+
+    def report(self, kind: str, buffer: str, operator: str) -> None:
+        """Note something that a kernel should not do: out_of_bounds, race."""
+        if (kind, buffer, operator) not in self.reports:
+            self.reports.append((kind, buffer, operator))
+
+    def as_value(self, x: Any, fmt: Format | Integer) -> Value:
+        """An expression's result as a Value in `fmt`, converted where it is another float format."""
+        if isinstance(fmt, Integer):
+            at = x.at if isinstance(x, Index) else np.asarray(x).reshape(1)
+            data = at.astype(fmt.value_type).view(fmt.word)
+            return Value(self.machine, fmt, data, x.poison if isinstance(x, Index) else None)
+        data = x.data if x.fmt is fmt else self.machine.convert(x.data, x.fmt, fmt)
+        return Value(self.machine, fmt, data if data.ndim else data.reshape(1), x.poison)
 
     # allocation
 
@@ -428,7 +569,7 @@ class Block:
         x, y, z = a.value(), b.value(), c.value()
         left = np.swapaxes(x.data, -1, -2) if transpose_A else x.data
         right = y.data if transpose_B else np.swapaxes(y.data, -1, -2)
-        poison = _gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
+        poison = gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
         data = self.machine.dot(left, right, z.data, x.fmt, z.fmt)
         c.assign("gemm", Value(self.machine, c.fmt, data, poison))
 
@@ -493,7 +634,7 @@ class Block:
         return Value(self.machine, x.fmt, self.machine.select(chosen, x.data, y.data), poison)
 
 
-def _gemm_poison(
+def gemm_poison(
     a: np.ndarray | None, b: np.ndarray | None, c: np.ndarray | None, transpose_A: bool, transpose_B: bool
 ) -> np.ndarray | None:
     """Which outputs of a gemm depend on memory that nobody wrote: a row of a, a column of b, or c itself."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -105,6 +107,14 @@ def test_ptxas_agrees_about_registers(block_N: int, dim: int) -> None:
     assert said is not None and why_not_compilable(schedule, "sm_90a", 64, "float16") is None
     with pytest.raises(KernelError, match=re.escape(said)):
         compile_kernel(schedule, 1, 1, 1, 1024, 1024, dim, "float16", target={"kind": "cuda", "arch": "sm_90a"})
+
+
+def test_what_ran_on_an_h200_is_not_refused() -> None:
+    cells = json.loads((Path(__file__).parent / "captures" / "h200" / "flash.json").read_text())["cells"]
+    assert len(cells) > 50
+    for cell in cells:
+        schedule = Schedule(**cell["schedule"])
+        assert why_not_compilable(schedule, "sm_90", cell["shape"]["dim"], cell["dtype"]) is None, cell["name"]
 
 
 # the launch, which needs a GPU to be refused

@@ -35,6 +35,8 @@ class Frame:
         self.block = block
         self.variables: dict[Any, tuple[Lanes, Any]] = {}
         self.guarded: Index | None = None
+        self.tiles: dict[Any, Any] = {}
+        self.plans: Any = None
 
     @property
     def lanes(self) -> Lanes:
@@ -56,7 +58,9 @@ class Frame:
             return value
         chosen = self.lanes.among(lanes)
         if isinstance(value, Index):
-            return Index(rows(value.at, chosen), value.axis, None if value.poison is None else rows(value.poison, chosen))
+            return Index(
+                rows(value.at, chosen), value.axis, None if value.poison is None else rows(value.poison, chosen)
+            )
         poison = None if value.poison is None else rows(value.poison, chosen)
         data = value.data
         return Value(value.machine, value.fmt, rows(data, chosen) if data.ndim else data, poison)
@@ -105,7 +109,9 @@ class Frame:
         number = values(x.machine.to_words(x.data, x.fmt), x.fmt)
         limits = np.iinfo(target.value_type)
         with np.errstate(invalid="ignore"):
-            whole = np.clip(np.trunc(np.nan_to_num(number, nan=0.0, posinf=2.0**63, neginf=-(2.0**63))), limits.min, limits.max)
+            whole = np.clip(
+                np.trunc(np.nan_to_num(number, nan=0.0, posinf=2.0**63, neginf=-(2.0**63))), limits.min, limits.max
+            )
         return Index(whole.astype(np.int64), poison=x.poison)
 
     def unary(self, name: str, x: Value) -> Value:

@@ -1,0 +1,207 @@
+"""What TileLang's own compiler decides, asked on the CPU: the order in which a reduction adds.
+
+The PrimFunc is lowered for the target without compiling device code. After layout inference the block's layout_map tells
+which thread and register hold an element; after tl.LowerTileOp a reduction is a literal loop over registers and a call
+of tl::AllReduce<Op, threads, scale, ...>.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..formats import Format
+from ..machine import Exact
+from .frame import Unsupported
+
+__all__ = ["Plan", "lower", "reduction_plans"]
+
+
+@dataclass
+class Plan:
+    """The order of a sum: int [outputs, steps, lanes], the flat source element a lane adds at a step; -1 for none."""
+
+    index: np.ndarray
+
+    def sum(self, machine: Exact, data: np.ndarray, fmt: Format) -> np.ndarray:
+        """data [lanes or 1, *source] summed: [lanes or 1, outputs]."""
+        flat = data.reshape(data.shape[0], -1)
+        flat = np.concatenate([flat, np.zeros((flat.shape[0], 1), flat.dtype)], axis=1)  # -1 takes the identity
+        return machine.sum_lanes(np.moveaxis(flat[:, self.index], 2, 0), fmt)
+
+
+def lower(pf: Any, arch: str, pass_configs: dict[str, Any]) -> tuple[Any, Any]:
+    """The functions after tl.LayoutInference and after tl.LowerTileOp. Raises Unsupported with TileLang's reason."""
+    from tilelang import tvm
+    from tilelang.backend.target import determine_target
+    from tilelang.engine.lower import lower as lower_all
+
+    class Spy:
+        def __init__(self) -> None:
+            self.seen: dict[str, Any] = {}
+
+        def run_after_pass(self, mod: Any, info: Any) -> None:
+            if info.name in ("tl.LayoutInference", "tl.LowerTileOp"):
+                self.seen[info.name] = mod
+
+    spy = tvm.instrument.pass_instrument(Spy)()
+    target = determine_target({"kind": "cuda", "arch": arch}, return_object=True)
+    try:
+        with target, tvm.transform.PassContext(opt_level=3, config=pass_configs, instruments=[spy]):
+            lower_all(pf, target=target, enable_device_compile=False)
+    except Exception as error:
+        raise Unsupported(f"a kernel that TileLang does not lower for {arch} ({str(error).strip().splitlines()[-1]})") from error
+    name = str(pf.attrs["global_symbol"])
+    return tuple(_function(spy.seen[k], name) for k in ("tl.LayoutInference", "tl.LowerTileOp"))  # type: ignore
+
+
+def _function(module: Any, name: str) -> Any:
+    for variable, function in module.functions.items():
+        if variable.name_hint == name:
+            return function
+    return next(iter(module.functions.values()))
+
+
+def reduction_plans(pf: Any, arch: str, pass_configs: dict[str, Any], count: int) -> list[tuple[str, Any, Any, int, int]]:
+    """For each of the `count` reductions in program order, what the compiler made of it."""
+    from tvm.tirx import stmt_functor
+
+    inferred, lowered = lower(pf, arch, pass_configs)
+    layouts: dict[str, Any] = {}
+
+    def note_layout(node: Any) -> None:
+        if type(node).__name__ == "SBlock" and "layout_map" in node.annotations:
+            for buffer, layout in node.annotations["layout_map"].items():
+                layouts[buffer.name] = layout
+
+    stmt_functor.post_order_visit(inferred.body, note_layout)
+    reduces: list[Any] = []
+
+    def note_reduce(node: Any) -> None:
+        if type(node).__name__ == "Call" and getattr(node.op, "name", "") == "tl.tileop.reduce":
+            reduces.append(node)
+
+    stmt_functor.post_order_visit(inferred.body, note_reduce)
+    loops = _reduction_loops(lowered.body)
+    if not len(reduces) == len(loops) == count:
+        raise Unsupported(f"{count} reductions that became {len(loops)} loops (packed pairs or a fused form)")
+    return [(call, loop, layouts, 0, 0) for call, loop in zip(reduces, loops, strict=True)]  # type: ignore[misc]
+
+
+def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], str | None]]:
+    """The reductions of a lowered body in order: the rv loop, the loops around it, the AllReduce that follows it."""
+    found: list[tuple[Any, list[Any], str | None]] = []
+
+    def walk(node: Any, around: list[Any]) -> None:
+        kind = type(node).__name__
+        if kind == "For":
+            if str(node.loop_var.name).startswith("rv") and type(node.body).__name__ == "BufferStore":
+                found.append((node, around, None))
+                return
+            walk(node.body, [*around, node])
+        elif kind == "SeqStmt":
+            for part in node.seq:
+                before = len(found)
+                walk(part, around)
+                text = _all_reduce(part)
+                if text and len(found) == before and found and found[-1][2] is None:
+                    found[-1] = (*found[-1][:2], text)
+        elif kind in ("SBlockRealize",):
+            walk(node.block.body, around)
+        elif kind in ("SBlock", "AttrStmt"):
+            walk(node.body, around)
+        elif kind == "IfThenElse":
+            walk(node.then_case, around)
+            if node.else_case is not None:
+                walk(node.else_case, around)
+
+    walk(body, [])
+    return found
+
+
+def _all_reduce(node: Any) -> str | None:
+    """The tl::AllReduce that a store calls, if it does."""
+    if type(node).__name__ != "BufferStore" or type(node.value).__name__ != "Call":
+        return None
+    text = str(node.value)
+    return text if "tl::AllReduce<" in text else None
+
+
+def make_plan(call: Any, loop: tuple[Any, list[Any], str | None], layouts: dict[str, Any], evaluate: Any) -> Plan:
+    """The plan of one reduction. evaluate(expr, {var: array}) gives an integer expression's values."""
+    rv_loop, around, all_reduce = loop
+    store = rv_loop.body
+    source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
+    threads, scale = (1, 1) if all_reduce is None else _threads(all_reduce)
+    src, dst = _Layout(layouts[source.name], evaluate), _Layout(layouts[target.name], evaluate)
+    load = next(x for x in (store.value.a, store.value.b) if x.buffer.data.same_as(source.data) or x.buffer.name == source.name)
+    mine = [f for f in around if _uses(store.indices[0], f.loop_var) or _uses(load.indices[0], f.loop_var)]
+    extents = [int(f.extent) for f in mine]
+    grid = np.indices([*extents, int(rv_loop.extent)]).reshape(len(extents) + 1, -1) if extents else None
+    values = {f.loop_var: grid[n] for n, f in enumerate(mine)} if grid is not None else {}
+    values[rv_loop.loop_var] = grid[-1] if grid is not None else np.arange(int(rv_loop.extent))
+    steps = int(rv_loop.extent)
+    to = np.broadcast_to(evaluate(store.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)[:, 0]
+    frm = np.broadcast_to(evaluate(load.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)
+    order = {int(t): f for t, f in zip(to, frm, strict=True)}  # target register -> source registers in order
+    return Plan(_index(src, dst, order, threads, scale, steps))
+
+
+class _Layout:
+    """A Fragment as tables: thread and register of each element (first replica), and back."""
+
+    def __init__(self, fragment: Any, evaluate: Any):
+        shape = tuple(int(n) for n in fragment.get_input_shape())
+        grid = np.indices(shape).reshape(len(shape), -1)
+        replica = [v for v in fragment.get_forward_vars() if v.name == "_rep"]
+        variables = [v for v in fragment.get_forward_vars() if v.name != "_rep"]
+        self.copies = int(fragment.replicate_size)
+        names = dict(zip(variables, grid, strict=True))
+        self.holds: dict[tuple[int, int], int] = {}
+        self.thread, self.register = None, None
+        for copy in range(self.copies):
+            values = names | {v: np.full(grid.shape[1], copy) for v in replica}
+            thread = np.broadcast_to(evaluate(fragment.forward_thread, values), grid.shape[1:])
+            register = np.broadcast_to(_flat(fragment, values, evaluate), grid.shape[1:])
+            if self.thread is None:
+                self.thread, self.register = thread, register
+            for element, place in enumerate(zip(thread.tolist(), register.tolist(), strict=True)):
+                self.holds[place] = element
+
+
+def _flat(fragment: Any, values: dict[Any, np.ndarray], evaluate: Any) -> np.ndarray:
+    sizes = [int(n) for n in fragment.get_output_shape()]
+    total: Any = 0
+    for index, size in zip(fragment.forward_index, sizes, strict=True):
+        total = total * size + evaluate(index, values)
+    return np.asarray(total)
+
+
+def _index(src: _Layout, dst: _Layout, order: dict[int, np.ndarray], threads: int, scale: int, steps: int) -> np.ndarray:
+    lanes = threads // scale
+    assert dst.thread is not None and dst.register is not None
+    index = np.full((len(dst.thread), steps, lanes), -1)
+    for output, (thread, register) in enumerate(zip(dst.thread.tolist(), dst.register.tolist(), strict=True)):
+        for lane in range(lanes):
+            other = thread ^ (lane * scale)
+            for step, r in enumerate(order[register].tolist()):
+                index[output, step, lane] = src.holds.get((other, r), -1)
+    return index
+
+
+def _threads(text: str) -> tuple[int, int]:
+    found = re.search(r"AllReduce<[\w:]+, (\d+), (\d+)", text)
+    if found is None:
+        raise Unsupported(f"the reduction {text[:60]}")
+    return int(found.group(1)), int(found.group(2))
+
+
+def _uses(e: Any, variable: Any) -> bool:
+    from tvm.tirx import stmt_functor
+
+    seen = []
+    stmt_functor.post_order_visit(e, lambda n: seen.append(n) if n.same_as(variable) else None)
+    return bool(seen)

@@ -1,0 +1,286 @@
+"""TIR statements as Python functions of a frame: loops, branches, stores and tile operators of a tile-level PrimFunc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..formats import Format, Integer, dtype_named
+from ..tile import Index, Tensor, Tile, Value
+from .expressions import Evaluate, Translator, as_index, condition
+from .frame import Frame, Unsupported
+from .operators import OPERATORS, Access
+
+__all__ = ["Program", "translate"]
+
+Run = Callable[[Frame], None]
+_IGNORED = {  # calls that do not change what is computed
+    "tirx.assume",
+    "tl.no_set_max_nreg",
+    "tl.set_max_nreg",
+    "tl.annotate_producer_reg_dealloc",
+    "tl.annotate_consumer_reg_alloc",
+    "tirx.tvm_storage_sync",
+    "tl.fence_proxy_async",
+}
+_LOCAL = ("local.fragment", "shared.dyn", "shared", "local", "local.var")
+
+
+class Program:
+    """A translated kernel launch: `run(frame)` for blocks in step; grid: the blockIdx variables and their extents."""
+
+    def __init__(self) -> None:
+        self.grid: list[tuple[Any, str, Evaluate]] = []
+        self.threads = 1
+        self.run: Run = lambda frame: None
+        self.reductions = 0
+
+
+class _Break(Exception):
+    pass
+
+
+class Statements:
+    """Translates the statements of one PrimFunc. buffers: by their data variable, the tensor or the tile's allocation."""
+
+    def __init__(self, tensors: dict[Any, Tensor]):
+        self.tensors = tensors
+        self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
+        self.programs: list[Program] = []
+        self.translator = Translator(self.load)
+        self._program: Program | None = None
+
+    # buffers
+
+    def access(self, buffer: Any) -> Access:
+        """How a buffer is reached at run time. Raises Unsupported for views of another shape or dtype."""
+        data = buffer.data
+        if data in self.tensors:
+            tensor = self.tensors[data]
+            if tuple(_ints(buffer.shape)) == tensor.words.shape and dtype_named(str(buffer.dtype)) is tensor.fmt:
+                return Access(buffer, lambda frame: tensor)
+            raise Unsupported(f"a view of tensor {buffer.name} with another shape or dtype", buffer)
+        own = self.storage.get(data)
+        if own is None:
+            raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r} that is not allocated here", buffer)
+        if tuple(_ints(buffer.shape)) != tuple(_ints(own.shape)) or str(buffer.dtype) != str(own.dtype):
+            raise Unsupported(f"a view of {own.name} with another shape or dtype", buffer)
+        return Access(buffer, lambda frame: frame.tiles[data])
+
+    def load(self, e: Any) -> Evaluate:
+        """The function of a BufferLoad."""
+        access, key = self.access(e.buffer), [self.translator.expression(i) for i in e.indices]
+
+        def read(frame: Frame) -> Any:
+            where, source = tuple(k(frame) for k in key), access.get(frame)
+            if isinstance(source, Tensor):
+                return source.load(where, frame.block)
+            guard = None if frame.guarded is None else frame.guarded.at
+            return source.load(where, guard)
+
+        return read
+
+    # statements
+
+    def statement(self, s: Any) -> Run:
+        """The function that runs `s`. Raises Unsupported by name."""
+        kind = type(s).__name__
+        method = getattr(self, "_" + kind.lower(), None)
+        if method is None:
+            raise Unsupported(f"statement {kind}", s)
+        run: Run = method(s)
+        return run
+
+    def _seqstmt(self, s: Any) -> Run:
+        parts = [self.statement(x) for x in s.seq]
+
+        def run(frame: Frame) -> None:
+            for part in parts:
+                part(frame)
+
+        return run
+
+    def _sblockrealize(self, s: Any) -> Run:
+        return self._sblock(s.block)
+
+    def _sblock(self, s: Any) -> Run:
+        threads = s.annotations.get("tl.launch_threads")
+        if threads is not None and self._program is not None:
+            self._program.threads = int(np.prod([int(t) for t in threads]))
+        for buffer in s.alloc_buffers:
+            if buffer.scope() not in _LOCAL:
+                raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}", buffer)
+            self.storage[buffer.data] = buffer
+        allocated = [(b.data, b.name, b.scope(), tuple(_ints(b.shape)), dtype_named(str(b.dtype))) for b in s.alloc_buffers]
+        body = self.statement(s.body)
+
+        def run(frame: Frame) -> None:
+            for data, name, scope, shape, fmt in allocated:
+                frame.tiles[data] = Tile(frame.block, name, scope, shape, fmt)
+            body(frame)
+
+        return run
+
+    def _for(self, s: Any) -> Run:
+        if s.thread_binding is not None:
+            return self._launch(s)
+        kind = int(s.kind)
+        if kind == 1:
+            return self._parallel(s)
+        start, extent = self.translator.expression(s.min), self.translator.expression(s.extent)
+        body, variable = self.statement(s.body), s.loop_var
+
+        def run(frame: Frame) -> None:
+            first, count = start(frame), extent(frame)
+            if isinstance(count, Index) and count.at.ndim > 1:
+                raise Unsupported("a serial loop whose extent differs between elements of a parallel loop", s)
+            counts = np.broadcast_to(count.at if isinstance(count, Index) else np.asarray(count), (frame.lanes.count,))
+            outer, before = frame.lanes, frame.block.iteration
+            for k in range(int(counts.max(initial=0))):
+                with frame.running(outer if k < int(counts.min()) else outer.where(counts > k)):
+                    frame.bind(variable, _shift(first, k, outer, frame))
+                    frame.block.iteration = k
+                    body(frame)
+            frame.block.iteration = before
+
+        return run
+
+    def _parallel(self, s: Any) -> Run:
+        variables, extents = [], []
+        while type(s).__name__ == "For" and int(s.kind) == 1:
+            variables.append(s.loop_var)
+            extents.append(self._static(s.extent, "the extent of a T.Parallel loop"))
+            s = s.body
+        body = self.statement(s)
+
+        def run(frame: Frame) -> None:
+            block, outer = frame.block, frame.block.parallel_extents
+            if outer:
+                raise Unsupported("a T.Parallel loop inside another one", s)
+            indices = block.Parallel(*extents)
+            for variable, index in zip(variables, indices, strict=True):
+                frame.bind(variable, index)
+            body(frame)
+            block.parallel_extents = outer
+
+        return run
+
+    def _launch(self, s: Any) -> Run:
+        """The loops over blockIdx and what they launch."""
+        program = self._program = Program()
+        while type(s).__name__ == "For" and s.thread_binding is not None:
+            tag = str(s.thread_binding.thread_tag)
+            if not tag.startswith("blockIdx"):
+                raise Unsupported(f"a loop bound to {tag}", s)
+            program.grid.append((s.loop_var, tag, self.translator.expression(s.extent)))
+            s = s.body
+        program.run = self.statement(s)
+        self.programs.append(program)
+        self._program = None
+        return lambda frame: None
+
+    def _ifthenelse(self, s: Any) -> Run:
+        test, then = self.translator.expression(s.condition), self.statement(s.then_case)
+        other = self.statement(s.else_case) if s.else_case is not None else None
+
+        def run(frame: Frame) -> None:
+            taken = condition(test(frame))
+            if isinstance(taken, bool):
+                (then if taken else other or _nothing)(frame)
+            elif taken.at.ndim > 1:
+                for side, body in ((taken, then), (taken.apply(_not, 0), other)):
+                    if body is not None and side.at.any():
+                        with frame.guard(side):
+                            body(frame)
+            else:
+                chosen, outer = np.broadcast_to(taken.at, (frame.lanes.count,)), frame.lanes
+                for side, body in ((chosen, then), (~chosen, other)):
+                    if body is not None and side.any():
+                        with frame.running(outer.where(side)):
+                            body(frame)
+
+        return run
+
+    def _bufferstore(self, s: Any) -> Run:
+        access, value = self.access(s.buffer), self.translator.expression(s.value)
+        key = [self.translator.expression(i) for i in s.indices]
+
+        def run(frame: Frame) -> None:
+            result, where = value(frame), tuple(k(frame) for k in key)
+            access.store(frame, where, result)
+
+        return run
+
+    def _bind(self, s: Any) -> Run:
+        if getattr(getattr(s.value, "op", None), "name", "") == "tl.launch_thread_idx":
+            return _nothing
+        value, variable = self.translator.expression(s.value), s.var
+
+        def run(frame: Frame) -> None:
+            result = value(frame)
+            frame.bind(variable, result.rounded() if isinstance(result, Value) else result)
+
+        return run
+
+    def _attrstmt(self, s: Any) -> Run:
+        if s.attr_key not in ("threadblock_swizzle_pattern", "pragma_import_c", "warp_specialize"):
+            raise Unsupported(f"attribute {s.attr_key}", s)
+        return self.statement(s.body)
+
+    def _evaluate(self, s: Any) -> Run:
+        if type(s.value).__name__ != "Call":
+            return _nothing
+        name = s.value.op.name
+        if name in _IGNORED:
+            return _nothing
+        if name not in OPERATORS:
+            raise Unsupported(f"operator {name}", s.value)
+        return OPERATORS[name](self, s.value)
+
+    def _static(self, e: Any, what: str) -> int:
+        if type(e).__name__ != "IntImm":
+            raise Unsupported(f"{what} that is not a constant", e)
+        return int(e.value)
+
+
+def _not(x: np.ndarray, _: Any) -> np.ndarray:
+    return np.logical_not(x)
+
+
+def _nothing(frame: Frame) -> None:
+    pass
+
+
+def _ints(shape: Any) -> list[int]:
+    for size in shape:
+        if type(size).__name__ != "IntImm":
+            raise Unsupported("a buffer with a symbolic shape", size)
+    return [int(size) for size in shape]
+
+
+def _shift(first: Any, k: int, outer: Any, frame: Frame) -> Any:
+    """The loop variable: first + k."""
+    if not isinstance(first, Index):
+        return first + k
+    from ..tile import rows
+
+    return Index(rows(first.at, frame.lanes.among(outer)) + k)
+
+
+def translate(pf: Any, tensors: dict[Any, Tensor]) -> list[Program]:
+    """The launches of a PrimFunc, in order. Raises Unsupported by name and source line."""
+    statements = Statements(tensors)
+    rest = statements.statement(pf.body)
+    if not statements.programs:
+        raise Unsupported("a PrimFunc without a T.Kernel")
+    del rest
+    return statements.programs
+
+
+def is_float(fmt: Format | Integer) -> bool:
+    return isinstance(fmt, Format)
+
+
+_ = as_index
