@@ -264,7 +264,8 @@ def convert(words: Words, src: Format, dst: Format) -> Words:
     """`words` of `src` as words of `dst`, through float32, rounded to nearest even.
 
     float16 and bfloat16 overflow to infinity; float8 saturates at the largest finite value (infinity too). NaN becomes
-    the NaN word of `dst`, but bfloat16 to float32 is a shift that keeps it. To the same format it is a move. Source: docs/NUMERICS.md, section 3 (H200).
+    the NaN word of `dst`, but bfloat16 to float32 is a shift that keeps it. To the same format it is a move.
+    Source: docs/NUMERICS.md, section 3 (H200).
     """
     words = np.asarray(words, src.word)
     if src is dst:

@@ -14,6 +14,7 @@ import numpy as np
 
 __all__ = [
     "BF16",
+    "DType",
     "E4M3",
     "E5M2",
     "FORMATS",
@@ -145,15 +146,14 @@ class Integer:
         return np.dtype(f"{'i' if self.signed else 'u'}{self.bits // 8}")
 
 
-INTEGERS = {
-    f"{'' if s else 'u'}int{b}": Integer(f"{'' if s else 'u'}int{b}", b, s) for b in (8, 16, 32, 64) for s in (0, 1)
-}
+INTEGERS = {i.name: i for b in (8, 16, 32, 64) for i in (Integer(f"int{b}", b, True), Integer(f"uint{b}", b, False))}
 INTEGERS["bool"] = Integer("bool", 8, False)
+DType = Any  # Format or Integer, told apart where it matters
 
 _NUMPY = {FP32: np.float32, FP16: np.float16}
 
 
-def dtype_named(name: str) -> Format | Integer:
+def dtype_named(name: str) -> DType:
     """The format or integer dtype of a TIR dtype name. Raises ValueError that lists the names."""
     if name in INTEGERS:
         return INTEGERS[name]

@@ -123,10 +123,11 @@ class Exact:
         """c + a @ b.T on the tensor core: a [blocks, M, K], b [blocks, N, K], c [blocks, M, N]."""
         return mma.dot(a, b, c, self.arch.dot(operand, accumulator))
 
-    def reduce(self, op: str, x: np.ndarray, order: Reduction, fmt: Format) -> np.ndarray:
-        """x [..., N] reduced over its last axis in the device's order; op is "sum", "max" or "min"."""
+    def reduce(self, op: str, x: np.ndarray, order: Reduction | None, fmt: Format) -> np.ndarray:
+        """x [..., N] reduced over its last axis; op is "max", "min" (in any order) or "sum" (in `order`)."""
         if op != "sum":
             return _extreme(x, fmt, op == "max", self._ftz(fmt))
+        assert order is not None
         x = np.concatenate([x, np.zeros(x.shape[:-1] + (1,), x.dtype)], axis=-1)[..., order.columns]
         return self.sum_lanes(np.moveaxis(x, -2, 0), fmt)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from .formats import FP32, Format, Integer, format_named
+from .formats import FP32, DType, Format, Integer, format_named
 from .layout import row_reduction
 from .machine import Exact
 
@@ -126,7 +126,7 @@ class Value:
     def __init__(
         self,
         machine: Exact,
-        fmt: Format,
+        fmt: DType,
         data: np.ndarray | None,
         poison: np.ndarray | None = None,
         factors: tuple[np.ndarray, np.ndarray] | None = None,
@@ -227,7 +227,7 @@ class Region:
 class Tensor:
     """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per lane."""
 
-    def __init__(self, name: str, words: np.ndarray, fmt: Format | Integer):
+    def __init__(self, name: str, words: np.ndarray, fmt: DType):
         self.name, self.words, self.fmt = name, words, fmt
         self.poison: np.ndarray | None = None
 
@@ -303,7 +303,7 @@ class Tile:
     blocks that have left a loop keep their tiles, and what all blocks share is held once.
     """
 
-    def __init__(self, block: Block, name: str, scope: str, shape: tuple[int, ...], fmt: Format):
+    def __init__(self, block: Block, name: str, scope: str, shape: tuple[int, ...], fmt: DType):
         self.block, self.name, self.scope, self.shape, self.fmt = block, name, scope, shape, fmt
         empty = np.zeros((1, *shape), block.machine.dtype(fmt))
         self._layers = [_Layer(Lanes(block.blocks), empty, np.ones((1, *shape), bool))]
@@ -483,7 +483,7 @@ class Block:
         if (kind, buffer, operator) not in self.reports:
             self.reports.append((kind, buffer, operator))
 
-    def as_value(self, x: Any, fmt: Format | Integer) -> Value:
+    def as_value(self, x: Any, fmt: DType) -> Value:
         """An expression's result as a Value in `fmt`, converted where it is another float format."""
         if isinstance(fmt, Integer):
             at = x.at if isinstance(x, Index) else np.asarray(x).reshape(1)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import Format, Integer, dtype_named
-from ..tile import Index, Value, lift
+from ..formats import DType, Format, Integer, dtype_named
+from ..tile import Index, Value, either, lift
 from .frame import Frame, Unsupported
 
 __all__ = ["Evaluate", "Translator", "as_index", "condition"]
@@ -108,7 +108,7 @@ class Translator:
             return self._binary(kind, e.a, e.b, str(e.dtype))
         raise Unsupported(f"expression {kind}", e)
 
-    def _constant(self, value: float, fmt: Format | Integer) -> Evaluate:
+    def _constant(self, value: float, fmt: DType) -> Evaluate:
         assert isinstance(fmt, Format)
         return lambda frame: frame.constant(value, fmt)
 
@@ -218,6 +218,4 @@ def _compare(kind: str, a: Value, b: Value) -> Index:
     rank = max(x.ndim, y.ndim) - 1
     x, y = (lift(v, rank) if v.ndim else v for v in (x, y))
     result = np.asarray(_INTEGER[kind](x, y))
-    from ..tile import either
-
     return Index(result.reshape((1,) + result.shape) if not result.ndim else result, poison=either(a.poison, b.poison))

@@ -1,4 +1,4 @@
-"""The state of a running kernel: variables, the lanes that run, the elements of the parallel loop, and what is guarded."""
+"""The state of a running kernel: variables, running lanes, elements of the parallel loop, and what is guarded."""
 
 from __future__ import annotations
 

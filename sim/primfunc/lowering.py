@@ -1,8 +1,8 @@
 """What TileLang's own compiler decides, asked on the CPU: the order in which a reduction adds.
 
-The PrimFunc is lowered for the target without compiling device code. After layout inference the block's layout_map tells
-which thread and register hold an element; after tl.LowerTileOp a reduction is a literal loop over registers and a call
-of tl::AllReduce<Op, threads, scale, ...>.
+The PrimFunc is lowered for the target without compiling device code. After layout inference the block's layout_map
+tells which thread and register hold an element; after tl.LowerTileOp a reduction is a literal loop over registers and a
+call of tl::AllReduce<Op, threads, scale, ...>.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ def lower(pf: Any, arch: str, pass_configs: dict[str, Any]) -> tuple[Any, Any]:
         with target, tvm.transform.PassContext(opt_level=3, config=pass_configs, instruments=[spy]):
             lower_all(pf, target=target, enable_device_compile=False)
     except Exception as error:
-        raise Unsupported(f"a kernel that TileLang does not lower for {arch} ({str(error).strip().splitlines()[-1]})") from error
+        raise Unsupported(
+            f"a kernel that TileLang does not lower for {arch} ({str(error).strip().splitlines()[-1]})"
+        ) from error
     name = str(pf.attrs["global_symbol"])
-    return tuple(_function(spy.seen[k], name) for k in ("tl.LayoutInference", "tl.LowerTileOp"))  # type: ignore
+    return tuple(_function(spy.seen[k], name) for k in ("tl.LayoutInference", "tl.LowerTileOp"))
 
 
 def _function(module: Any, name: str) -> Any:
@@ -65,7 +67,9 @@ def _function(module: Any, name: str) -> Any:
     return next(iter(module.functions.values()))
 
 
-def reduction_plans(pf: Any, arch: str, pass_configs: dict[str, Any], count: int) -> list[tuple[str, Any, Any, int, int]]:
+def reduction_plans(
+    pf: Any, arch: str, pass_configs: dict[str, Any], count: int
+) -> list[tuple[str, Any, Any, int, int]]:
     """For each of the `count` reductions in program order, what the compiler made of it."""
     from tvm.tirx import stmt_functor
 
@@ -88,7 +92,7 @@ def reduction_plans(pf: Any, arch: str, pass_configs: dict[str, Any], count: int
     loops = _reduction_loops(lowered.body)
     if not len(reduces) == len(loops) == count:
         raise Unsupported(f"{count} reductions that became {len(loops)} loops (packed pairs or a fused form)")
-    return [(call, loop, layouts, 0, 0) for call, loop in zip(reduces, loops, strict=True)]  # type: ignore[misc]
+    return [(call, loop, layouts, 0, 0) for call, loop in zip(reduces, loops, strict=True)]
 
 
 def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], str | None]]:
@@ -137,7 +141,9 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], str | None], layouts: dict[
     source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
     threads, scale = (1, 1) if all_reduce is None else _threads(all_reduce)
     src, dst = _Layout(layouts[source.name], evaluate), _Layout(layouts[target.name], evaluate)
-    load = next(x for x in (store.value.a, store.value.b) if x.buffer.data.same_as(source.data) or x.buffer.name == source.name)
+    load = next(
+        x for x in (store.value.a, store.value.b) if x.buffer.data.same_as(source.data) or x.buffer.name == source.name
+    )
     mine = [f for f in around if _uses(store.indices[0], f.loop_var) or _uses(load.indices[0], f.loop_var)]
     extents = [int(f.extent) for f in mine]
     grid = np.indices([*extents, int(rv_loop.extent)]).reshape(len(extents) + 1, -1) if extents else None
@@ -180,7 +186,9 @@ def _flat(fragment: Any, values: dict[Any, np.ndarray], evaluate: Any) -> np.nda
     return np.asarray(total)
 
 
-def _index(src: _Layout, dst: _Layout, order: dict[int, np.ndarray], threads: int, scale: int, steps: int) -> np.ndarray:
+def _index(
+    src: _Layout, dst: _Layout, order: dict[int, np.ndarray], threads: int, scale: int, steps: int
+) -> np.ndarray:
     lanes = threads // scale
     assert dst.thread is not None and dst.register is not None
     index = np.full((len(dst.thread), steps, lanes), -1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats import FP32, TF32, Format, Integer, dtype_named
+from ..formats import FP32, TF32, DType, Format, Integer, dtype_named
 from ..tile import Index, Tensor, Tile, Value, gemm_poison, lift
 from .frame import Frame, Unsupported
 
@@ -25,7 +25,7 @@ class Access:
     def __init__(self, buffer: Any, get: Callable[[Frame], Any]):
         self.name, self.get = str(buffer.name), get
         self.shape = tuple(int(n) for n in buffer.shape)
-        self.fmt: Format | Integer = dtype_named(str(buffer.dtype))
+        self.fmt: DType = dtype_named(str(buffer.dtype))
 
     def store(self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel") -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
@@ -93,8 +93,12 @@ class Region:
         if tile is not None:
             data = value.data.reshape((value.data.shape[0], *tile.shape))
             poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *tile.shape))
-            tile.assign(operator, frame.block.as_value(Value(value.machine, value.fmt, data, poison), tile.fmt)
-                        if isinstance(tile.fmt, Format) else Value(value.machine, value.fmt, data, poison))
+            tile.assign(
+                operator,
+                frame.block.as_value(Value(value.machine, value.fmt, data, poison), tile.fmt)
+                if isinstance(tile.fmt, Format)
+                else Value(value.machine, value.fmt, data, poison),
+            )
             return
         with_extents(frame, self.shape)
         try:
@@ -191,12 +195,10 @@ def _reduce(statements: Statements, call: Any) -> Run:
             out = machine.reduce("min" if op == "min" else "max", np.moveaxis(data, dim + 1, -1), None, fmt)
             if op == "absmax":
                 out = machine.max(machine.constant(0.0, fmt), out, fmt)
-        poison = None
+        result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)))
         if value.poison is not None:
             poison = value.poison.reshape((value.poison.shape[0], *extents)).any(axis=dim + 1)
-        result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), poison)
-        if poison is not None:
-            result.poison = poison.reshape((poison.shape[0], *target.shape))
+            result.poison = np.asarray(poison).reshape((poison.shape[0], *target.shape))
         if not clear:
             result = target.read(frame).combine(_MERGE[op], result)
         target.write(frame, result, f"reduce_{op}")

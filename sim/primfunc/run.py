@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..arch import arch as find_arch
-from ..formats import Format, Integer, dtype_named, from_words, to_words
+from ..formats import DType, Integer, dtype_named, from_words, to_words
 from ..machine import Exact
 from ..tile import Block, Index, Tensor, Undetermined
 from .expressions import Translator
@@ -60,7 +60,6 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     record = find_arch(arch)
     tensors, outputs = _tensors(pf, arrays, out_idx)
     statements = Statements({pf.buffer_map[p].data: t for p, t in tensors.items()})
-    statements.reductions = 0
     statements.statement(pf.body)
     plans = _Plans(pf, _TARGET.get(record.name, record.name), configs, statements)
     machine = Exact(record, bool(configs.get("tl.enable_fast_math", False)))
@@ -99,7 +98,9 @@ def _prim_func(kernel: Any, args: tuple, kwargs: dict) -> tuple[Any, list[int] |
     if hasattr(kernel, "get_tir"):
         configs = {getattr(k, "value", k): v for k, v in (kernel.pass_configs or {}).items()}
         return kernel.get_tir(*args, **kwargs), kernel.out_idx, configs
-    raise TypeError(f"kernel must be a PrimFunc, a @tilelang.jit function or a compiled kernel, not {type(kernel).__name__}")
+    raise TypeError(
+        f"kernel must be a PrimFunc, a @tilelang.jit function or a compiled kernel, not {type(kernel).__name__}"
+    )
 
 
 def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], list[int]]:
@@ -109,7 +110,9 @@ def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], l
     outputs = sorted({(int(i) + count) % count for i in ([marked] if isinstance(marked, int) else marked or [])})
     inputs = [i for i in range(count) if i not in outputs]
     if len(arrays) != len(inputs):
-        raise ValueError(f"arrays must be the {len(inputs)} tensors {[str(pf.params[i].name) for i in inputs]}, not {len(arrays)}")
+        raise ValueError(
+            f"arrays must be the {len(inputs)} tensors {[str(pf.params[i].name) for i in inputs]}, not {len(arrays)}"
+        )
     tensors = {}
     given = dict(zip(inputs, arrays, strict=True))
     for i, parameter in enumerate(pf.params):
@@ -121,13 +124,15 @@ def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], l
     return tensors, outputs or _written(pf)
 
 
-def _tensor(buffer: Any, shape: tuple[int, ...], fmt: Format | Integer, array: Any) -> Tensor:
+def _tensor(buffer: Any, shape: tuple[int, ...], fmt: DType, array: Any) -> Tensor:
     if array is None:
         tensor = Tensor(str(buffer.name), np.zeros(shape, fmt.word), fmt)
         tensor.poison = np.ones(shape, bool)
         return tensor
     if isinstance(fmt, Integer):
-        words = np.array(array, fmt.value_type).view(fmt.word) if fmt.name != "bool" else np.array(array).astype(np.uint8)
+        words = (
+            np.array(array, fmt.value_type).view(fmt.word) if fmt.name != "bool" else np.array(array).astype(np.uint8)
+        )
     else:
         words, own = to_words(array, str(buffer.name))
         if own is not fmt:
@@ -188,12 +193,11 @@ def _launch(program: Program, machine: Exact, plans: _Plans) -> list[tuple[str, 
     """Run all thread blocks of one launch, some of them in step."""
     empty = Frame(Block(machine, 1, program.threads))
     extents = []
-    for variable, _, extent in program.grid:
+    for _, _, extent in program.grid:
         size = extent(empty)
         if isinstance(size, Index):
             raise Unsupported("a grid whose extent is not a number")
         extents.append(int(size))
-        del variable
     grid = np.indices(extents).reshape(len(extents), -1)
     step, events = 64, []
     for first in range(0, grid.shape[1], step):

@@ -1,4 +1,4 @@
-"""TIR statements as Python functions of a frame: loops, branches, stores and tile operators of a tile-level PrimFunc."""
+"""TIR statements as Python functions of a frame: loops, branches, stores and tile operators of a PrimFunc."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import Format, Integer, dtype_named
-from ..tile import Index, Tensor, Tile, Value
-from .expressions import Evaluate, Translator, as_index, condition
+from ..formats import dtype_named
+from ..tile import Index, Tensor, Tile, Value, rows
+from .expressions import Evaluate, Translator, condition
 from .frame import Frame, Unsupported
 from .operators import OPERATORS, Access
 
-__all__ = ["Program", "translate"]
+__all__ = ["Program", "Statements"]
 
 Run = Callable[[Frame], None]
 _IGNORED = {  # calls that do not change what is computed
@@ -35,20 +35,16 @@ class Program:
         self.grid: list[tuple[Any, str, Evaluate]] = []
         self.threads = 1
         self.run: Run = lambda frame: None
-        self.reductions = 0
-
-
-class _Break(Exception):
-    pass
 
 
 class Statements:
-    """Translates the statements of one PrimFunc. buffers: by their data variable, the tensor or the tile's allocation."""
+    """Translates the statements of one PrimFunc; tensors: global memory by the data variable of its buffer."""
 
     def __init__(self, tensors: dict[Any, Tensor]):
         self.tensors = tensors
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
+        self.reductions = 0  # reduce operators seen so far, in program order
         self.translator = Translator(self.load)
         self._program: Program | None = None
 
@@ -113,7 +109,9 @@ class Statements:
             if buffer.scope() not in _LOCAL:
                 raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}", buffer)
             self.storage[buffer.data] = buffer
-        allocated = [(b.data, b.name, b.scope(), tuple(_ints(b.shape)), dtype_named(str(b.dtype))) for b in s.alloc_buffers]
+        allocated = [
+            (b.data, b.name, b.scope(), tuple(_ints(b.shape)), dtype_named(str(b.dtype))) for b in s.alloc_buffers
+        ]
         body = self.statement(s.body)
 
         def run(frame: Frame) -> None:
@@ -196,9 +194,9 @@ class Statements:
                             body(frame)
             else:
                 chosen, outer = np.broadcast_to(taken.at, (frame.lanes.count,)), frame.lanes
-                for side, body in ((chosen, then), (~chosen, other)):
-                    if body is not None and side.any():
-                        with frame.running(outer.where(side)):
+                for these, body in ((chosen, then), (~chosen, other)):
+                    if body is not None and these.any():
+                        with frame.running(outer.where(these)):
                             body(frame)
 
         return run
@@ -264,23 +262,4 @@ def _shift(first: Any, k: int, outer: Any, frame: Frame) -> Any:
     """The loop variable: first + k."""
     if not isinstance(first, Index):
         return first + k
-    from ..tile import rows
-
     return Index(rows(first.at, frame.lanes.among(outer)) + k)
-
-
-def translate(pf: Any, tensors: dict[Any, Tensor]) -> list[Program]:
-    """The launches of a PrimFunc, in order. Raises Unsupported by name and source line."""
-    statements = Statements(tensors)
-    rest = statements.statement(pf.body)
-    if not statements.programs:
-        raise Unsupported("a PrimFunc without a T.Kernel")
-    del rest
-    return statements.programs
-
-
-def is_float(fmt: Format | Integer) -> bool:
-    return isinstance(fmt, Format)
-
-
-_ = as_index
