@@ -5,7 +5,7 @@
 
 Each section runs in a process of its own with a time limit, and stops by itself a little before it, so that what it has
 counted is kept. DIR gets report.json, probes.json (its counts), differences.npz (the first differences) and
-mufu_sqrt_delta.npz. The exit status is 0 when every section finished and no claimed case differs.
+mufu_*.npz (words of approximations). The exit status is 0 when every section finished and no claimed case differs.
 """
 
 from __future__ import annotations

@@ -412,10 +412,60 @@ def _sqrt_words(out: Path) -> dict[str, Any]:
     return {"file": "mufu_sqrt_delta.npz", "least": int(delta.min()), "greatest": int(delta.max())}
 
 
+def _zigzag_planes(delta: Words) -> Words:
+    """Signed differences as four byte planes [4, n] of 2*|d|, less one if d < 0: the upper planes are mostly zero."""
+    d = delta.astype(np.int64)
+    zigzag = np.where(d < 0, -2 * d - 1, 2 * d).astype("<u4")
+    return np.ascontiguousarray(zigzag.view(np.uint8).reshape(-1, 4).T)
+
+
+LG2_EXPONENTS = (-100, -20, -3, -2, 1, 2, 20, 100)  # x = 2**k * m, every 64th m
+
+
+def _lg2_words(out: Path) -> dict[str, Any]:
+    """lg2.approx.ftz, not modelled: every mantissa of [1, 2) and [0.5, 1), every 64th at other exponents.
+
+    As `_zigzag_planes` of int32 words minus a prediction. lg2_0: np.log2 in float64, rounded. lg2_K (x = 2**K * m):
+    the measured value at m plus K, exact in float64, rounded.
+    """
+    one, count = 127 << 23, 1 << 23
+    mantissas = np.arange(one, one + count, dtype=np.uint32)
+    base = scalar_range("precise", "lg2_ftz", one, count)
+    rounded = np.log2(mantissas.view(np.float32).astype(np.float64)).astype(np.float32)
+    planes = {"lg2_0": _zigzag_planes(base.view(np.int32).astype(np.int64) - rounded.view(np.int32))}
+    for exponent in (-1, *LG2_EXPONENTS):
+        m = slice(None) if exponent == -1 else slice(None, None, 64)
+        x = mantissas[m] + np.uint32((exponent << 23) & 0xFFFFFFFF)
+        words = scalar("precise", "lg2_ftz", x)
+        predicted = (base[m].view(np.float32).astype(np.float64) + exponent).astype(np.float32)
+        planes[f"lg2_{exponent}"] = _zigzag_planes(words.view(np.int32).astype(np.int64) - predicted.view(np.int32))
+    path = out / "mufu_lg2.npz"
+    np.savez_compressed(path, **planes)  # type: ignore[arg-type]
+    return {"file": path.name, "bytes": path.stat().st_size, "at 1": hexadecimal(base[:4])}
+
+
+LOGARITHM_COLUMNS = [("precise", e) for e in ("rsqrt", "sqrt", "lg2", "c_rsqrtf", "c_log2f", "c_logf")]
+LOGARITHM_COLUMNS += [("fast", e) for e in ("c_sqrtf", "c_log2f", "c_logf")]
+
+
+def _logarithm_samples(out: Path) -> dict[str, Any]:
+    """Words of logarithms and roots, fast and precise: any words, words near 1, subnormals, specials."""
+    rng = np.random.default_rng(11)
+    draws = [rng.integers(0, 1 << 32, 6144), rng.integers(126 << 23, 128 << 23, 5120), rng.integers(0, 1 << 23, 2048)]
+    draws += [np.int64(0x3F800000) + np.arange(-1200, 1201), np.array(SPECIALS, np.int64)]
+    x = np.concatenate(draws).astype(np.uint32)
+    columns = {e if library == "precise" else f"{e}_fast": scalar(library, e, x) for library, e in LOGARITHM_COLUMNS}
+    path = out / "mufu_logarithms.npz"
+    np.savez_compressed(path, x=x, **columns)
+    return {"file": path.name, "bytes": path.stat().st_size}
+
+
 def scalar_facts(out: Path) -> Facts:
     return {
         "results just below 2^-126": _tininess,
         "large divisors": _large_divisors,
         "special pairs": _special_pairs,
         "sqrt.approx.ftz": lambda: _sqrt_words(out),
+        "lg2.approx.ftz": lambda: _lg2_words(out),
+        "logarithms and roots": lambda: _logarithm_samples(out),
     }

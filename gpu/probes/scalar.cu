@@ -53,6 +53,9 @@ __device__ __forceinline__ u32 w(__nv_bfloat162 value) { return *reinterpret_cas
     ENTRY(rsqrt_ftz, PTX1("rsqrt.approx.ftz.f32")) \
     ENTRY(sqrt_ftz, PTX1("sqrt.approx.ftz.f32")) \
     ENTRY(lg2_ftz, PTX1("lg2.approx.ftz.f32")) \
+    ENTRY(rsqrt, PTX1("rsqrt.approx.f32")) \
+    ENTRY(sqrt, PTX1("sqrt.approx.f32")) \
+    ENTRY(lg2, PTX1("lg2.approx.f32")) \
     ENTRY(tanh, PTX1("tanh.approx.f32")) \
     ENTRY(add, PTX2("add.rn.f32")) \
     ENTRY(add_ftz, PTX2("add.rn.ftz.f32")) \
@@ -84,6 +87,8 @@ __device__ __forceinline__ u32 w(__nv_bfloat162 value) { return *reinterpret_cas
     ENTRY(c_expf, w(expf(f(a)))) \
     ENTRY(c_sqrtf, w(sqrtf(f(a)))) \
     ENTRY(c_rsqrtf, w(rsqrtf(f(a)))) \
+    ENTRY(c_log2f, w(log2f(f(a)))) \
+    ENTRY(c_logf, w(logf(f(a)))) \
     ENTRY(c_fmaxf, w(fmaxf(f(a), f(b)))) \
     ENTRY(c_fminf, w(fminf(f(a), f(b)))) \
     ENTRY(c_fma, w(fmaf(f(a), f(b), f(c)))) \
