@@ -230,6 +230,7 @@ class Tensor:
     def __init__(self, name: str, words: np.ndarray, fmt: DType):
         self.name, self.words, self.fmt = name, words, fmt
         self.poison: np.ndarray | None = None
+        self.additions: np.ndarray | None = None  # atomic additions to each element so far
 
     def load(self, key: tuple[Any, ...], block: Block) -> Any:
         """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
@@ -262,6 +263,51 @@ class Tensor:
         if clash.any() and self.poison is not None:
             self.poison[tuple(t[clash] for t in targets[1:])] = True
             block.report("race", self.name, operator)
+
+    def view(self, shape: tuple[int, ...], fmt: DType) -> Tensor:
+        """The same memory as a tensor of another shape or dtype: stores through it are seen here."""
+        tensor = Tensor(self.name, self.words.view(fmt.word).reshape(shape), fmt)
+        if self.poison is not None and fmt.bits == self.fmt.bits:
+            tensor.poison = self.poison.reshape(shape)
+        elif self.poison is not None:
+            raise NotImplementedError(f"a view of {self.name}, which nobody wrote, as {fmt.name} is not supported")
+        return tensor
+
+    def add(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None) -> None:
+        """words[key] += value, atomically. What depends on the order of float additions is poison.
+
+        One addition to any value, and two to a zero, give the same words in any order.
+        """
+        value = block.as_value(value, self.fmt)
+        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
+        keep = guard if inside is None else (inside if guard is None else inside & guard)
+        targets, kept = _targets(indices, keep, block.lanes.count)
+        new = np.broadcast_to(value.data, kept.shape)[kept]
+        flat = np.ravel_multi_index(targets[1:], self.words.shape)
+        words, order = self.words.reshape(-1), np.argsort(flat, kind="stable")
+        flat, new = flat[order], new[order]
+        if self.additions is None:
+            self.additions = np.where(words.view(self.fmt.word) << 1 == 0, 0, 1)  # a value that is not 0 counts as one
+        rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
+        for n in range(int(rank.max(initial=-1)) + 1):
+            at, x = flat[rank == n], new[rank == n]
+            if isinstance(self.fmt, Integer):
+                words[at] += x
+            else:
+                words[at] = block.machine.add(words[at], x, self.fmt)
+        np.add.at(self.additions, flat, 1)
+        poison = np.zeros(words.size, bool)
+        if not isinstance(self.fmt, Integer):
+            poison[flat] = self.additions[flat] > 2
+        if value.poison is not None:
+            poison[flat[np.broadcast_to(value.poison, kept.shape)[kept][order]]] = True
+        if poison.any():
+            self.poison = (
+                poison.reshape(self.words.shape)
+                if self.poison is None
+                else self.poison | poison.reshape(self.words.shape)
+            )
+            block.report("atomic_order", self.name, "atomic_add")
 
     def __getitem__(self, key: Any) -> Region:
         starts: list[Any] = []
@@ -341,6 +387,10 @@ class Tile:
             poison = np.broadcast_to(poison, (poison.shape[0], *self.shape)) if poison.any() else None
         self._layers = [layer for layer in self._layers if not layer.lanes.within(lanes)]
         self._layers.append(_Layer(lanes, data, poison))
+
+    def view(self, shape: tuple[int, ...], fmt: DType) -> View:
+        """The same memory as a tile of another shape or dtype."""
+        return View(self, shape, fmt)
 
     def load(self, key: tuple[Any, ...], guard: np.ndarray | None = None) -> Any:
         """The elements at integer indices (ints or Index [lanes or 1, ...]); an Index for an integer tile.
@@ -426,6 +476,48 @@ class Tile:
         if extents != self.shape:
             raise ValueError(f"{self.name} has shape {self.shape}, the loop walks {extents}")
         return axes
+
+
+class View(Tile):
+    """A tile's memory with another shape or dtype (T.reshape, T.view)."""
+
+    def __init__(self, base: Tile, shape: tuple[int, ...], fmt: DType):
+        self.base, self.block, self.name, self.scope, self.shape, self.fmt = (
+            base,
+            base.block,
+            base.name,
+            base.scope,
+            shape,
+            fmt,
+        )
+
+    def value(self) -> Value:
+        value = self.base.value()
+        data = _recast(value.data, self.fmt, self.shape)
+        poison = None
+        if value.poison is not None:
+            if self.fmt.bits != self.base.fmt.bits:
+                raise NotImplementedError(
+                    f"a view of {self.name}, which nobody wrote, as {self.fmt.name} is not supported"
+                )
+            poison = value.poison.reshape((value.poison.shape[0], *self.shape))
+        return Value(value.machine, self.fmt, data, poison)
+
+    def assign(self, operator: str, value: Value) -> None:
+        value = self.block.as_value(value, self.fmt) if isinstance(self.fmt, Format) else value
+        lead = value.data.shape[0] if value.data.ndim > len(self.shape) else 1
+        data = np.broadcast_to(value.data, (lead, *self.shape))
+        poison = None
+        if value.poison is not None and self.fmt.bits == self.base.fmt.bits:
+            poison = np.broadcast_to(value.poison, data.shape).reshape((lead, *self.base.shape))
+        self.base.assign(
+            operator, Value(value.machine, self.base.fmt, _recast(data, self.base.fmt, self.base.shape), poison)
+        )
+
+
+def _recast(data: np.ndarray, fmt: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """Words [lanes, ...] as words of `fmt` [lanes, *shape]."""
+    return np.ascontiguousarray(data).reshape(data.shape[0], -1).view(fmt.word).reshape((data.shape[0], *shape))
 
 
 def _walked(key: tuple[Any, ...], shape: tuple[int, ...], extents: tuple[int, ...]) -> tuple[int, ...] | None:

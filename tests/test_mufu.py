@@ -1,4 +1,4 @@
-"""sim.mufu against words measured on an H200: every mantissa (mufu_delta.npz) and random words (mufu_samples.npz)."""
+"""sim.mufu against words measured on an H200: every mantissa, and random words of each instruction and C function."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CAPTURES = ROOT / "tests" / "captures" / "h200"
 NAN, INF, NEGATIVE = 0x7FFFFFFF, 0x7F800000, 0x80000000
 MANTISSAS = np.arange(127 << 23, 128 << 23, dtype=np.uint32)  # [1, 2)
+BINADE = np.uint32(1 << 23)
 
 
 def assert_words(made: np.ndarray, expected: np.ndarray, x: np.ndarray) -> None:
@@ -24,7 +25,10 @@ def assert_words(made: np.ndarray, expected: np.ndarray, x: np.ndarray) -> None:
     assert not len(wrong), "\n".join([f"{len(wrong)} of {made.size} words differ", *lines])
 
 
-@pytest.mark.parametrize("name, column", [("ex2", "ex2_ftz"), ("rcp", "rcp_ftz"), ("rsqrt", "rsq_ftz")])
+INSTRUCTIONS = {"ex2": "ex2_ftz", "rcp": "rcp_ftz", "rsqrt": "rsq_ftz", "sqrt": "sqrt_ftz", "lg2": "lg2_ftz"}
+
+
+@pytest.mark.parametrize("name, column", INSTRUCTIONS.items())
 def test_sampled_words(name: str, column: str) -> None:
     with np.load(CAPTURES / "mufu_samples.npz") as samples:
         assert_words(getattr(mufu, name)(samples["x"]), samples[column], samples["x"])
@@ -35,12 +39,39 @@ def test_precise_exp2f_is_ex2_that_keeps_subnormals() -> None:
         assert_words(mufu.exp2f(samples["x"], fast_math=False), samples["ex2"], samples["x"])
 
 
-@pytest.mark.parametrize("name", ["ex2", "rcp", "rsqrt"])
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_every_mantissa(name: str) -> None:
     """The simulator's words are the measured ones: same sha256 as the recovery script's, from the capture alone."""
-    x = np.concatenate([MANTISSAS, MANTISSAS + np.uint32(1 << 23)]) if name == "rsqrt" else MANTISSAS
+    also = {"rsqrt": MANTISSAS + BINADE, "sqrt": MANTISSAS + BINADE, "lg2": MANTISSAS - BINADE}
+    x = np.concatenate([MANTISSAS, also.get(name, MANTISSAS[:0])])
     words = getattr(mufu, name)(x).astype("<u4")
     assert hashlib.sha256(words.tobytes()).hexdigest() == mufu_tables.WORDS_SHA256[name]
+
+
+@pytest.mark.parametrize("k", [-100, -20, -3, -2, -1, 1, 2, 20, 100])
+def test_lg2_at_other_exponents(k: int) -> None:
+    """At 2**k * m the word is what the capture says: its difference from lg2(m) + k, rounded."""
+    with np.load(CAPTURES / "mufu_lg2.npz") as capture:
+        folded = capture[f"lg2_{k}"].T.astype(np.int64) @ (1 << np.array([0, 8, 16, 24]))
+    m = MANTISSAS[:: MANTISSAS.size // folded.size]
+    predicted = (mufu.lg2(m).view(np.float32).astype(np.float64) + k).astype(np.float32).view(np.uint32)
+    expected = predicted + np.where(folded & 1, -(folded + 1) // 2, folded // 2)
+    x = (m.astype(np.int64) + (k << 23)).astype(np.uint32)
+    assert_words(mufu.lg2(x), expected, x)
+
+
+@pytest.mark.parametrize("fast_math", [False, True])
+@pytest.mark.parametrize("name", ["expf", "log10f", "log2f", "logf", "rsqrtf"])
+def test_c_function(name: str, fast_math: bool) -> None:
+    """Words of any size, around 1, subnormals, zeros, infinities and NaN."""
+    with np.load(CAPTURES / "mufu_logarithms.npz") as samples:
+        expected = samples[f"c_{name}_fast" if fast_math else f"c_{name}"]
+        assert_words(getattr(mufu, name)(samples["x"], fast_math), expected, samples["x"])
+
+
+def test_fast_sqrtf() -> None:
+    with np.load(CAPTURES / "mufu_logarithms.npz") as samples:
+        assert_words(mufu.sqrtf(samples["x"], fast_math=True), samples["c_sqrtf_fast"], samples["x"])
 
 
 def test_tables_are_what_the_capture_gives() -> None:
@@ -66,6 +97,15 @@ SPECIAL = {
         (NEGATIVE | INF, NAN), (0xBF800000, NAN), (0x80800000, NAN), (0x7FC00000, NAN), (0x40800000, 0x3F000000),
         (0x00800000, 0x5F000000),
     ],
+    "sqrt": [
+        (0, 0), (NEGATIVE, NEGATIVE), (0x007FFFFF, 0), (0x807FFFFF, NEGATIVE), (INF, INF), (NEGATIVE | INF, NAN),
+        (0xBF800000, NAN), (0x80800000, NAN), (0x7FC00000, NAN), (0x40800000, 0x40000000), (0x00800000, 0x20000000),
+    ],
+    "lg2": [
+        (0, NEGATIVE | INF), (NEGATIVE, NEGATIVE | INF), (0x007FFFFF, NEGATIVE | INF), (0x807FFFFF, NEGATIVE | INF),
+        (INF, INF), (NEGATIVE | INF, NAN), (0xBF800000, NAN), (0x80800000, NAN), (0x7FC00000, NAN), (0x3F800000, 0),
+        (0x40000000, 0x3F800000), (0x3F000000, 0xBF7FFFFE), (0x3F800001, 0x3495F600), (0x3F7FFFFF, 0xB24B4000),
+    ],
 }  # fmt: skip
 
 
@@ -75,7 +115,7 @@ def test_special_words(name: str) -> None:
     assert_words(getattr(mufu, name)(x), expected, x)
 
 
-@pytest.mark.parametrize("name", ["ex2", "rcp", "rsqrt"])
+@pytest.mark.parametrize("name", INSTRUCTIONS)
 def test_any_shape_and_block(name: str) -> None:
     """A word does not depend on its neighbours: not on the shape, nor on whether its block holds special values."""
     operator = getattr(mufu, name)

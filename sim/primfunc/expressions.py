@@ -161,6 +161,12 @@ class Translator:
 
         return choose
 
+    def _clamp(self, x: Any, low: Any, high: Any) -> Evaluate:
+        a, b, c = (self.expression(e) for e in (x, low, high))
+        if isinstance(dtype_named(str(x.dtype)), Integer):
+            return lambda frame: _integer("Min", _integer("Max", a(frame), b(frame)), c(frame))
+        return lambda frame: _clamped(a(frame), b(frame), c(frame))
+
     def _call(self, e: Any) -> Evaluate:
         name = e.op.name
         if name in ("tirx.if_then_else", "tl.if_then_else"):
@@ -172,9 +178,25 @@ class Translator:
         if name in _UNARY and isinstance(dtype_named(str(e.dtype)), Format):
             inner, function = self.expression(e.args[0]), _UNARY[name]
             return lambda frame: frame.unary(function, inner(frame))
+        if name == "tl.clamp":
+            return self._clamp(*e.args)
+        if name == "tirx.reinterpret":
+            inner, target = self.expression(e.args[0]), dtype_named(str(e.dtype))
+            source = dtype_named(str(e.args[0].dtype))
+            return lambda frame: frame.reinterpret(inner(frame), source, target)
         if name in ("tirx.likely", "tl.likely"):
             return self.expression(e.args[0])
         raise Unsupported(f"function {name}", e)
+
+
+def _clamped(x: Value, low: Value, high: Value) -> Value:
+    """T.clamp of TileLang 0.1.15: min(max(x, low), high), but NaN stays NaN (docs/NUMERICS.md, section 3)."""
+    result = x.combine("max", low).combine("min", high)
+    nan = x.fmt.is_nan(x.machine.to_words(x.data, x.fmt))
+    if not nan.any():
+        return result
+    canonical = x.machine.from_words(np.asarray(x.fmt.nan, x.fmt.word), x.fmt)
+    return Value(x.machine, x.fmt, x.machine.select(nan, canonical, result.data), result.poison)
 
 
 def _negate(x: Any) -> Any:

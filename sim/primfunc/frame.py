@@ -49,6 +49,11 @@ class Frame:
     def bind(self, variable: Any, value: Any) -> None:
         self.variables[variable] = (self.lanes, value)
 
+    def define(self, values: dict[Any, Any]) -> None:
+        """Bind symbolic sizes and scalar parameters."""
+        for variable, value in values.items():
+            self.bind(variable, value)
+
     def read(self, variable: Any) -> Any:
         """A variable's value for the lanes that run now."""
         if variable not in self.variables:
@@ -113,6 +118,24 @@ class Frame:
                 np.trunc(np.nan_to_num(number, nan=0.0, posinf=2.0**63, neginf=-(2.0**63))), limits.min, limits.max
             )
         return Index(whole.astype(np.int64), poison=x.poison)
+
+    def reinterpret(self, x: Any, source: Any, target: Any) -> Any:
+        """The same bits as another dtype of the same width."""
+        if source.bits != target.bits:
+            raise Unsupported(f"reinterpret from {source.name} to {target.name}")
+        if isinstance(source, Integer) and isinstance(target, Integer):
+            return Index(
+                np.asarray(x.at).astype(source.value_type).view(target.value_type).astype(np.int64), poison=x.poison
+            )
+        if isinstance(source, Integer):
+            at = x.at if isinstance(x, Index) else np.asarray(x).reshape(1)
+            words = at.astype(source.value_type).view(target.word)
+            poison = x.poison if isinstance(x, Index) else None
+            return Value(self.block.machine, target, self.block.machine.from_words(words, target), poison)
+        words = np.atleast_1d(x.machine.to_words(x.data, source))
+        if isinstance(target, Integer):
+            return Index(words.view(target.value_type).astype(np.int64), poison=x.poison)
+        return Value(x.machine, target, x.machine.from_words(words.view(target.word), target), x.poison)
 
     def unary(self, name: str, x: Value) -> Value:
         return x.apply(name)

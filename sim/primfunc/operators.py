@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats import FP32, TF32, DType, Format, Integer, dtype_named
+from ..formats import FP32, TF32, DType, Format, Integer
 from ..tile import Index, Tensor, Tile, Value, gemm_poison, lift
 from .frame import Frame, Unsupported
 
@@ -22,10 +22,8 @@ Run = Callable[[Frame], None]
 class Access:
     """How a buffer of the program is reached at run time."""
 
-    def __init__(self, buffer: Any, get: Callable[[Frame], Any]):
-        self.name, self.get = str(buffer.name), get
-        self.shape = tuple(int(n) for n in buffer.shape)
-        self.fmt: DType = dtype_named(str(buffer.dtype))
+    def __init__(self, name: str, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any]):
+        self.name, self.shape, self.fmt, self.get = name, shape, fmt, get
 
     def store(self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel") -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
@@ -44,7 +42,7 @@ class Region:
         load = call.args[0]
         self.access = statements.access(load.buffer)
         self.starts = [statements.translator.expression(i) for i in load.indices]
-        self.extents = [statements._static(e, "the extent of a region") for e in call.args[2:]]
+        self.extents = [statements.size(e, "the extent of a region") for e in call.args[2:]]
         self.shape = tuple(e for e in self.extents if e != 1) or (1,)
         self.fmt = self.access.fmt
         self.name = self.access.name
@@ -150,6 +148,8 @@ def _gemm(statements: Statements, call: Any) -> Run:
     clear = statements.translator.expression(call.args[9])
     if a.fmt is not b.fmt:
         raise Unsupported(f"a gemm of {a.fmt.name} and {b.fmt.name}", call)
+    if isinstance(a.fmt, Integer) and isinstance(c.fmt, Integer):
+        return _integer_gemm(a, b, c, transpose_A, transpose_B, clear)
     if not (isinstance(a.fmt, Format) and isinstance(c.fmt, Format)):
         raise Unsupported(f"a gemm of {a.fmt.name} into {c.fmt.name}", call)
 
@@ -164,6 +164,21 @@ def _gemm(statements: Statements, call: Any) -> Run:
         data = machine.dot(left, right, z.data, operand, z.fmt)
         poison = gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
         c.write(frame, Value(machine, z.fmt, data, poison), "gemm")
+
+    return run
+
+
+def _integer_gemm(a: Region, b: Region, c: Region, transpose_A: bool, transpose_B: bool, clear: Any) -> Run:
+    """int8 into int32: exact, modulo 2^32."""
+
+    def run(frame: Frame) -> None:
+        x, y, z = a.read(frame), b.read(frame), c.read(frame)
+        left, right, old = (v.data.view(v.fmt.value_type).astype(np.int64) for v in (x, y, z))
+        left = np.swapaxes(left, -1, -2) if transpose_A else left
+        right = np.swapaxes(right, -1, -2) if transpose_B else right
+        total = np.matmul(left, right) + (0 if bool(clear(frame)) else old)
+        poison = gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
+        c.write(frame, frame.block.as_value(Index(total, poison=poison), c.fmt), "gemm")
 
     return run
 
@@ -206,6 +221,65 @@ def _reduce(statements: Statements, call: Any) -> Run:
     return run
 
 
+def _atomic_add(frame: Frame, target: Access, key: tuple[Any, ...], value: Any) -> None:
+    """target[key] += value for each element, one after another. A float sum whose order matters is poison."""
+    memory = target.get(frame)
+    if not isinstance(memory, Tensor):
+        raise Unsupported(f"an atomic addition to {target.name}, which is not in global memory")
+    guard = None if frame.guarded is None else frame.guarded.at
+    memory.add(key, value, frame.block, guard)
+
+
+def _atomicadd(statements: Statements, call: Any) -> Run:
+    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+
+    def run(frame: Frame) -> None:
+        value = source.read(frame)
+        with_extents(frame, target.shape)
+        try:
+            _atomic_add(frame, target.access, target._key(frame, target.shape), value)
+        finally:
+            frame.block.parallel_extents = ()
+
+    return run
+
+
+def _pointer(statements: Statements, call: Any) -> tuple[Access, list[Any]]:
+    """The buffer and the index of a T.access_ptr of one element."""
+    if getattr(call.op, "name", "") != "tl.access_ptr" or type(call.args[0]).__name__ != "BufferLoad":
+        raise Unsupported("a pointer that is no element of a buffer", call)
+    load = call.args[0]
+    return statements.access(load.buffer), [statements.translator.expression(i) for i in load.indices]
+
+
+def _atomic_element(statements: Statements, call: Any) -> Run:
+    (target, index), value = _pointer(statements, call.args[0]), statements.translator.expression(call.args[1])
+
+    def run(frame: Frame) -> None:
+        _atomic_add(frame, target, tuple(i(frame) for i in index), value(frame))
+
+    return run
+
+
+def _atomic_elements(width: int) -> Callable[[Statements, Any], Run]:
+    """atomic_addx2 and x4: `width` neighbours on the last axis."""
+
+    def make(statements: Statements, call: Any) -> Run:
+        (target, index), (source, where) = (_pointer(statements, call.args[i]) for i in (0, 1))
+
+        def run(frame: Frame) -> None:
+            to, frm = [i(frame) for i in index], [i(frame) for i in where]
+            memory, guard = source.get(frame), None if frame.guarded is None else frame.guarded.at
+            for n in range(width):
+                key = (*frm[:-1], frm[-1] + n)
+                x = memory.load(key, frame.block) if isinstance(memory, Tensor) else memory.load(key, guard)
+                _atomic_add(frame, target, (*to[:-1], to[-1] + n), x)
+
+        return run
+
+    return make
+
+
 OPERATORS: dict[str, Callable[[Any, Any], Run]] = {
     "tl.tileop.fill": _fill,
     "tl.tileop.copy": _copy,
@@ -214,4 +288,8 @@ OPERATORS: dict[str, Callable[[Any, Any], Run]] = {
     "tl.tileop.gemm": _gemm,
     "tl.tileop.wgmma_gemm": _gemm,
     "tl.tileop.reduce": _reduce,
+    "tl.tileop.atomicadd": _atomicadd,
+    "tl.atomic_add_elem_op": _atomic_element,
+    "tl.atomic_addx2_elem_op": _atomic_elements(2),
+    "tl.atomic_addx4_elem_op": _atomic_elements(4),
 }

@@ -58,14 +58,14 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     pf, out_idx, configs = _prim_func(kernel, args, kwargs or {})
     configs = configs if pass_configs is None else pass_configs
     record = find_arch(arch)
-    tensors, outputs = _tensors(pf, arrays, out_idx)
-    statements = Statements({pf.buffer_map[p].data: t for p, t in tensors.items()})
+    tensors, outputs, sizes = _tensors(pf, arrays, out_idx)
+    statements = Statements({pf.buffer_map[p].data: t for p, t in tensors.items()}, sizes)
     statements.statement(pf.body)
     plans = _Plans(pf, _TARGET.get(record.name, record.name), configs, statements)
     machine = Exact(record, bool(configs.get("tl.enable_fast_math", False)))
     events: list[tuple[str, str, str]] = []
     for program in statements.programs:
-        events += _launch(program, machine, plans)
+        events += _launch(program, machine, plans, sizes)
     found = [tensors[pf.params[i]] for i in outputs]
     like = arrays[0] if arrays else None
     return Result(
@@ -103,8 +103,8 @@ def _prim_func(kernel: Any, args: tuple, kwargs: dict) -> tuple[Any, list[int] |
     )
 
 
-def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], list[int]]:
-    """The tensors by parameter, and which of them are outputs."""
+def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], list[int], dict[Any, Any]]:
+    """The tensors by parameter, which of them are outputs, and the values of symbolic sizes and scalar parameters."""
     count = len(pf.params)
     marked = pf.attrs.get("tilelang_out_idx") if out_idx is None and pf.attrs else out_idx
     outputs = sorted({(int(i) + count) % count for i in ([marked] if isinstance(marked, int) else marked or [])})
@@ -113,15 +113,30 @@ def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], l
         raise ValueError(
             f"arrays must be the {len(inputs)} tensors {[str(pf.params[i].name) for i in inputs]}, not {len(arrays)}"
         )
-    tensors = {}
+    tensors: dict[Any, Tensor] = {}
     given = dict(zip(inputs, arrays, strict=True))
+    sizes: dict[Any, Any] = {}
     for i, parameter in enumerate(pf.params):
         if parameter not in pf.buffer_map:
-            raise Unsupported(f"scalar parameter {parameter.name}")
-        buffer = pf.buffer_map[parameter]
-        shape, fmt = tuple(int(n) for n in buffer.shape), dtype_named(str(buffer.dtype))
-        tensors[parameter] = _tensor(buffer, shape, fmt, given.get(i))
-    return tensors, outputs or _written(pf)
+            sizes[parameter] = int(given[i])
+        elif i in given:
+            _bind_sizes(pf.buffer_map[parameter], given[i], sizes)
+    resolve = Statements({}, sizes)
+    for i, parameter in enumerate(pf.params):
+        if parameter in pf.buffer_map:
+            buffer = pf.buffer_map[parameter]
+            tensors[parameter] = _tensor(
+                buffer, resolve.shape(buffer.shape), dtype_named(str(buffer.dtype)), given.get(i)
+            )
+    return tensors, outputs or _written(pf), sizes
+
+
+def _bind_sizes(buffer: Any, array: Any, sizes: dict[Any, Any]) -> None:
+    """Give each symbolic size of a buffer its value from the array that is passed."""
+    shape = array[0].shape if isinstance(array, tuple) else array.shape
+    for symbol, size in zip(buffer.shape, shape, strict=False):
+        if type(symbol).__name__ == "Var" and sizes.setdefault(symbol, int(size)) != int(size):
+            raise ValueError(f"{buffer.name} has {symbol.name} = {int(size)}, another tensor {sizes[symbol]}")
 
 
 def _tensor(buffer: Any, shape: tuple[int, ...], fmt: DType, array: Any) -> Tensor:
@@ -189,9 +204,10 @@ def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:
     return found.at[0] if isinstance(found, Index) else np.asarray(found)
 
 
-def _launch(program: Program, machine: Exact, plans: _Plans) -> list[tuple[str, str, str]]:
+def _launch(program: Program, machine: Exact, plans: _Plans, sizes: dict[Any, Any]) -> list[tuple[str, str, str]]:
     """Run all thread blocks of one launch, some of them in step."""
     empty = Frame(Block(machine, 1, program.threads))
+    empty.define(sizes)
     extents = []
     for _, _, extent in program.grid:
         size = extent(empty)
@@ -204,6 +220,7 @@ def _launch(program: Program, machine: Exact, plans: _Plans) -> list[tuple[str, 
         part = grid[:, first : first + step]
         frame = Frame(Block(machine, part.shape[1], program.threads))
         frame.plans = plans
+        frame.define(sizes)
         for (variable, _, _), at in zip(program.grid, part, strict=True):
             frame.bind(variable, int(at[0]) if (at == at[0]).all() else Index(at.copy()))
         program.run(frame)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import dtype_named
-from ..tile import Index, Tensor, Tile, Value, rows
+from ..tile import Block, Index, Tensor, Tile, Value, rows
 from .expressions import Evaluate, Translator, condition
 from .frame import Frame, Unsupported
 from .operators import OPERATORS, Access
@@ -40,8 +40,8 @@ class Program:
 class Statements:
     """Translates the statements of one PrimFunc; tensors: global memory by the data variable of its buffer."""
 
-    def __init__(self, tensors: dict[Any, Tensor]):
-        self.tensors = tensors
+    def __init__(self, tensors: dict[Any, Tensor], sizes: dict[Any, int] | None = None):
+        self.tensors, self.sizes = tensors, sizes or {}
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
         self.reductions = 0  # reduce operators seen so far, in program order
@@ -51,19 +51,35 @@ class Statements:
     # buffers
 
     def access(self, buffer: Any) -> Access:
-        """How a buffer is reached at run time. Raises Unsupported for views of another shape or dtype."""
-        data = buffer.data
+        """How a buffer is reached at run time: itself, or a view of the memory that its data variable names."""
+        data, shape, fmt = buffer.data, self.shape(buffer.shape), dtype_named(str(buffer.dtype))
         if data in self.tensors:
             tensor = self.tensors[data]
-            if tuple(_ints(buffer.shape)) == tensor.words.shape and dtype_named(str(buffer.dtype)) is tensor.fmt:
-                return Access(buffer, lambda frame: tensor)
-            raise Unsupported(f"a view of tensor {buffer.name} with another shape or dtype", buffer)
-        own = self.storage.get(data)
-        if own is None:
+            own = tensor if (shape, fmt) == (tensor.words.shape, tensor.fmt) else tensor.view(shape, fmt)
+            return Access(str(buffer.name), shape, fmt, lambda frame: own)
+        if data not in self.storage:
             raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r} that is not allocated here", buffer)
-        if tuple(_ints(buffer.shape)) != tuple(_ints(own.shape)) or str(buffer.dtype) != str(own.dtype):
-            raise Unsupported(f"a view of {own.name} with another shape or dtype", buffer)
-        return Access(buffer, lambda frame: frame.tiles[data])
+        if (shape, fmt) == self.storage[data]:
+            return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data])
+        return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt))
+
+    def size(self, e: Any, what: str = "a size") -> int:
+        """An integer that is known before the kernel runs. Raises Unsupported when it is not."""
+        if type(e).__name__ == "IntImm":
+            return int(e.value)
+        if isinstance(e, int):
+            return e
+        frame = Frame(Block(None, 1, 1))  # type: ignore[arg-type]
+        for variable, value in self.sizes.items():
+            frame.bind(variable, value)
+        try:
+            found = self.translator.expression(e)(frame)
+        except Unsupported as error:
+            raise Unsupported(f"{what} that is not known before the kernel runs", e) from error
+        return int(found)
+
+    def shape(self, sizes: Any) -> tuple[int, ...]:
+        return tuple(self.size(n, "a buffer's size") for n in sizes)
 
     def load(self, e: Any) -> Evaluate:
         """The function of a BufferLoad."""
@@ -108,10 +124,8 @@ class Statements:
         for buffer in s.alloc_buffers:
             if buffer.scope() not in _LOCAL:
                 raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}", buffer)
-            self.storage[buffer.data] = buffer
-        allocated = [
-            (b.data, b.name, b.scope(), tuple(_ints(b.shape)), dtype_named(str(b.dtype))) for b in s.alloc_buffers
-        ]
+            self.storage[buffer.data] = self.shape(buffer.shape), dtype_named(str(buffer.dtype))
+        allocated = [(b.data, b.name, b.scope(), *self.storage[b.data]) for b in s.alloc_buffers]
         body = self.statement(s.body)
 
         def run(frame: Frame) -> None:
@@ -149,7 +163,7 @@ class Statements:
         variables, extents = [], []
         while type(s).__name__ == "For" and int(s.kind) == 1:
             variables.append(s.loop_var)
-            extents.append(self._static(s.extent, "the extent of a T.Parallel loop"))
+            extents.append(self.size(s.extent, "the extent of a T.Parallel loop"))
             s = s.body
         body = self.statement(s)
 
@@ -201,6 +215,27 @@ class Statements:
 
         return run
 
+    def _while(self, s: Any) -> Run:
+        test, body = self.translator.expression(s.condition), self.statement(s.body)
+
+        def run(frame: Frame) -> None:
+            outer = frame.lanes
+            running = outer
+            while running.count:
+                with frame.running(running):
+                    goes = condition(test(frame))
+                    if isinstance(goes, Index) and goes.at.ndim > 1:
+                        raise Unsupported("a while loop inside a T.Parallel loop", s)
+                    if goes is False:
+                        return
+                    chosen = np.broadcast_to(goes.at if isinstance(goes, Index) else np.ones(1, bool), (running.count,))
+                    running = running if chosen.all() else running.where(chosen)
+                if running.count:
+                    with frame.running(running):
+                        body(frame)
+
+        return run
+
     def _bufferstore(self, s: Any) -> Run:
         access, value = self.access(s.buffer), self.translator.expression(s.value)
         key = [self.translator.expression(i) for i in s.indices]
@@ -237,11 +272,6 @@ class Statements:
             raise Unsupported(f"operator {name}", s.value)
         return OPERATORS[name](self, s.value)
 
-    def _static(self, e: Any, what: str) -> int:
-        if type(e).__name__ != "IntImm":
-            raise Unsupported(f"{what} that is not a constant", e)
-        return int(e.value)
-
 
 def _not(x: np.ndarray, _: Any) -> np.ndarray:
     return np.logical_not(x)
@@ -249,13 +279,6 @@ def _not(x: np.ndarray, _: Any) -> np.ndarray:
 
 def _nothing(frame: Frame) -> None:
     pass
-
-
-def _ints(shape: Any) -> list[int]:
-    for size in shape:
-        if type(size).__name__ != "IntImm":
-            raise Unsupported("a buffer with a symbolic shape", size)
-    return [int(size) for size in shape]
 
 
 def _shift(first: Any, k: int, outer: Any, frame: Frame) -> Any:
