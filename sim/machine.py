@@ -90,31 +90,51 @@ class Exact:
         return a & fmt.word.type(fmt.sign - 1)
 
     def exp2(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        if fmt is not FP32:
-            raise ValueError(f"exp2 of {fmt.name} is not modelled, only float32")
-        return mufu.exp2f(x, self.fast_math)
+        return self._function("exp2f", x, fmt)
 
     def ordered(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """Values that compare as the numbers do, NaN included."""
         return values(x, fmt)
 
+    def _function(self, name: str, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """A CUDA function of float32, fast math or not."""
+        if fmt is not FP32:
+            raise NotImplementedError(f"{name} of {fmt.name} is not modelled, only float32")
+        result: np.ndarray = getattr(mufu, name)(x, self.fast_math)
+        return result
+
     def exp(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        """CUDA's expf under fast math: ex2 of x * log2(e), rounded and flushed."""
-        if fmt is not FP32 or not self.fast_math:
-            raise NotImplementedError("exp is modelled for float32 under fast math")
-        return mufu.ex2(self.mul(x, self.constant(1.4426950408889634, FP32), FP32))
+        return self._function("expf", x, fmt)
+
+    def log(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._function("logf", x, fmt)
+
+    def log2(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._function("log2f", x, fmt)
 
     def rsqrt(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        """CUDA's rsqrtf: rsqrt.approx; a subnormal operand is flushed under fast math only (not modelled otherwise)."""
-        if fmt is not FP32:
-            raise NotImplementedError("rsqrt is modelled for float32")
-        return mufu.rsqrt(x)
+        return self._function("rsqrtf", x, fmt)
 
     def sqrt(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        """CUDA's sqrtf: IEEE without fast math."""
-        if fmt is not FP32 or self.fast_math:
-            raise NotImplementedError("sqrt is modelled for float32 without fast math")
-        return arith.sqrt(x)
+        return self._function("sqrtf", x, fmt)
+
+    def _rounded(self, function: Callable[[np.ndarray], np.ndarray], x: np.ndarray, fmt: Format) -> np.ndarray:
+        """A rounding to an integer, exact in float64; NaN becomes the format's."""
+        with np.errstate(invalid="ignore"):
+            whole = function(values(x, fmt)).astype(np.float32).view(np.uint32)
+        return arith.convert(np.where(np.isnan(whole.view(np.float32)), np.uint32(FP32.nan), whole), FP32, fmt)
+
+    def floor(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._rounded(np.floor, x, fmt)
+
+    def ceil(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._rounded(np.ceil, x, fmt)
+
+    def trunc(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._rounded(np.trunc, x, fmt)
+
+    def nearbyint(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        return self._rounded(np.rint, x, fmt)
 
     def select(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return np.where(condition, a, b)
@@ -231,6 +251,15 @@ for _name in (
     "min",
     "abs",
     "exp2",
+    "exp",
+    "log",
+    "log2",
+    "rsqrt",
+    "sqrt",
+    "floor",
+    "ceil",
+    "trunc",
+    "nearbyint",
     "select",
     "dot",
     "reduce",

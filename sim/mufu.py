@@ -36,9 +36,7 @@ _FRACTION = np.int32(FP32.fraction_mask)
 _NAN, _INF, _SIGN, _ONE = np.uint32(FP32.nan), np.uint32(FP32.inf), np.uint32(FP32.sign), np.uint32(0x3F800000)
 _KEPT_OF_FLOAT64 = ~np.uint64((1 << 29) - 1)  # the bits that float32 has too
 _LOG2_E, _LN_2, _LOG10_2, _LOG10_E = (np.array(w, np.uint32) for w in (0x3FB8AA3B, 0x3F317218, 0x3E9A209B, 0x3EDE5BD9))
-_LOG2_E_LOW, _LOG2_E_252 = (
-    np.array(w, np.uint32) for w in (0x32A57060, 0x3BBB989D)
-)  # log2(e) - _LOG2_E; log2(e) / 252
+_LOG2_E_LOW, _LOG2_E_252 = (np.array(w, np.uint32) for w in (0x32A57060, 0x3BBB989D))  # log2(e)-_LOG2_E, log2(e)/252
 # Of CUDA's precise logarithms, highest power first (PTX of nvcc 13.0): p(r) with log(1 + r) = r*b + r**2 * p(r).
 _LOG2F = (0x3DC6B27F, 0xBE2C7F30, 0x3E2FCF2A, 0xBE374E43, 0x3E520BF4, 0xBE763C8B, 0x3E93BF99, 0xBEB8AA49, 0x3EF6384A,
           0xBF38AA3B)  # fmt: skip
@@ -234,7 +232,7 @@ def exp2f(x: np.ndarray, fast_math: bool) -> np.ndarray:
 def expf(x: np.ndarray, fast_math: bool) -> np.ndarray:
     """CUDA's expf on fp32 words, any shape: `ex2(x * log2(e))` under fast math, the product rounded with ftz.
 
-    Precise: with k the nearest integer to x*log2(e), within [-126, 126], it is 2**k * ex2(x*log2(e) - k), the
+    Precise: with k the integer below x*log2(e), within [-126, 126], it is 2**k * ex2(x*log2(e) - k), the
     difference by two fma with log2(e) in two parts. Source: PTX of nvcc 13.0; H200.
     """
     if fast_math:
@@ -267,7 +265,7 @@ def _logarithm(
 def log2f(x: np.ndarray, fast_math: bool) -> np.ndarray:
     """CUDA's log2f on fp32 words, any shape: `lg2` under fast math.
 
-    Precise: a polynomial of degree 11 in 1 + r from sqrt(1/2) to sqrt(2). Source: PTX of nvcc 13.0; H200.
+    Precise: a polynomial of degree 11 in r, 1 + r from sqrt(1/2) to sqrt(2). Source: PTX of nvcc 13.0; H200.
     """
     if fast_math:
         return lg2(x)
@@ -278,7 +276,7 @@ def log2f(x: np.ndarray, fast_math: bool) -> np.ndarray:
 def logf(x: np.ndarray, fast_math: bool) -> np.ndarray:
     """CUDA's logf on fp32 words, any shape: `lg2(x) * ln(2)` under fast math, the product rounded with ftz.
 
-    Precise: a polynomial of degree 10 in 1 + r from 2/3 to 4/3. Source: PTX of nvcc 13.0; H200.
+    Precise: a polynomial of degree 10 in r, 1 + r from 2/3 to 4/3. Source: PTX of nvcc 13.0; H200.
     """
     if fast_math:
         return arith.mul(lg2(x), _LN_2, ftz=True)

@@ -33,7 +33,7 @@ from .tally import Tally
 ROOT = Path(__file__).resolve().parents[2]
 # section: letter, seconds. In this order, so that what is cheap and new comes first.
 SECTIONS = {
-    "facts_scalar": ("d", 30),
+    "facts_scalar": ("d", 60),
     "facts_mma": ("d", 30),
     "facts_wgmma": ("d", 30),
     "wgmma": ("c", 110),

@@ -402,7 +402,7 @@ def _special_pairs() -> dict[str, Any]:
 
 
 def _sqrt_words(out: Path) -> dict[str, Any]:
-    """sqrt.approx.ftz (fast sqrtf), not modelled: every mantissa of [1, 4), as differences from the rounded root."""
+    """sqrt.approx.ftz, for tools/recover_mufu.py: every mantissa of [1, 4), as differences from the rounded root."""
     first, count = 127 << 23, 1 << 24
     words = scalar_range("precise", "sqrt_ftz", first, count)
     values = np.arange(first, first + count, dtype=np.uint32).view(np.float32).astype(np.float64)
@@ -423,7 +423,7 @@ LG2_EXPONENTS = (-100, -20, -3, -2, 1, 2, 20, 100)  # x = 2**k * m, every 64th m
 
 
 def _lg2_words(out: Path) -> dict[str, Any]:
-    """lg2.approx.ftz, not modelled: every mantissa of [1, 2) and [0.5, 1), every 64th at other exponents.
+    """lg2.approx.ftz, for tools/recover_mufu.py: mantissas of [1, 2) and [0.5, 1), every 64th at other exponents.
 
     As `_zigzag_planes` of int32 words minus a prediction. lg2_0: np.log2 in float64, rounded. lg2_K (x = 2**K * m):
     the measured value at m plus K, exact in float64, rounded.
@@ -444,8 +444,10 @@ def _lg2_words(out: Path) -> dict[str, Any]:
     return {"file": path.name, "bytes": path.stat().st_size, "at 1": hexadecimal(base[:4])}
 
 
-LOGARITHM_COLUMNS = [("precise", e) for e in ("rsqrt", "sqrt", "lg2", "c_rsqrtf", "c_log2f", "c_logf")]
-LOGARITHM_COLUMNS += [("fast", e) for e in ("c_sqrtf", "c_log2f", "c_logf")]
+LOGARITHM_COLUMNS = [
+    ("precise", e) for e in ("rsqrt", "sqrt", "lg2", "c_rsqrtf", "c_log2f", "c_logf", "c_log10f", "c_expf")
+]
+LOGARITHM_COLUMNS += [("fast", e) for e in ("c_sqrtf", "c_rsqrtf", "c_log2f", "c_logf", "c_log10f", "c_expf")]
 
 
 def _logarithm_samples(out: Path) -> dict[str, Any]:
@@ -456,7 +458,7 @@ def _logarithm_samples(out: Path) -> dict[str, Any]:
     x = np.concatenate(draws).astype(np.uint32)
     columns = {e if library == "precise" else f"{e}_fast": scalar(library, e, x) for library, e in LOGARITHM_COLUMNS}
     path = out / "mufu_logarithms.npz"
-    np.savez_compressed(path, x=x, **columns)
+    np.savez_compressed(path, x=x, **columns)  # type: ignore[arg-type]
     return {"file": path.name, "bytes": path.stat().st_size}
 
 

@@ -89,6 +89,7 @@ __device__ __forceinline__ u32 w(__nv_bfloat162 value) { return *reinterpret_cas
     ENTRY(c_rsqrtf, w(rsqrtf(f(a)))) \
     ENTRY(c_log2f, w(log2f(f(a)))) \
     ENTRY(c_logf, w(logf(f(a)))) \
+    ENTRY(c_log10f, w(log10f(f(a)))) \
     ENTRY(c_fmaxf, w(fmaxf(f(a), f(b)))) \
     ENTRY(c_fminf, w(fminf(f(a), f(b)))) \
     ENTRY(c_fma, w(fmaf(f(a), f(b), f(c)))) \

@@ -19,7 +19,7 @@ __all__ = ["mufu_tasks", "scalar_tasks", "work"]
 
 Words = np.ndarray
 Task = tuple[Any, ...]
-ONE, QUARTER, LOG2_E = np.array([[0x3F800000], [0x3E800000], [0x3FB8AA3B]], np.uint32)
+ONE, QUARTER = np.array([[0x3F800000], [0x3E800000]], np.uint32)
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,12 @@ def _expressions(library: str) -> list[Case]:
         case("c_fdividef", 2, lambda a, b: mufu.divide(a, b, fast_math=True), claimed=fast),
         case("c_reciprocal", 1, mufu.rcp if fast else lambda a: arith.div(ONE, a)),
         case("c_exp2f", 1, lambda a: mufu.exp2f(a, fast_math=fast)),
-        case("c_expf", 1, lambda a: mufu.ex2(arith.mul(a, LOG2_E, ftz=True)), claimed=fast),
-        case("c_sqrtf", 1, arith.sqrt, claimed=not fast),
-        case("c_rsqrtf", 1, mufu.rsqrt, claimed=fast),
+        case("c_expf", 1, lambda a: mufu.expf(a, fast_math=fast)),
+        case("c_sqrtf", 1, lambda a: mufu.sqrtf(a, fast_math=fast)),
+        case("c_rsqrtf", 1, lambda a: mufu.rsqrtf(a, fast_math=fast)),
+        case("c_log2f", 1, lambda a: mufu.log2f(a, fast_math=fast)),
+        case("c_logf", 1, lambda a: mufu.logf(a, fast_math=fast)),
+        case("c_log10f", 1, lambda a: mufu.log10f(a, fast_math=fast)),
         case("c_fmaxf", 2, lambda a, b: arith.fmax(a, b, ftz=fast)),
         case("c_fminf", 2, lambda a, b: arith.fmin(a, b, ftz=fast)),
     ]
@@ -127,6 +130,9 @@ UNARY: dict[str, Case] = {
         Case("precise", "ex2_ftz", 1, mufu.ex2),
         Case("precise", "rcp_ftz", 1, mufu.rcp),
         Case("precise", "rsqrt_ftz", 1, mufu.rsqrt),
+        Case("precise", "sqrt_ftz", 1, mufu.sqrt),
+        Case("precise", "lg2_ftz", 1, mufu.lg2),
+        Case("precise", "c_rsqrtf", 1, lambda a: mufu.rsqrtf(a, fast_math=False)),
         Case("precise", "c_exp2f", 1, lambda a: mufu.exp2f(a, fast_math=False)),
         Case("precise", "f32_to_f16", 1, _narrow(FP16, pair=False)),
         Case("precise", "f32_to_bf16", 1, _narrow(BF16, pair=False)),
@@ -165,7 +171,11 @@ LOW_BYTES = np.array(
 
 def mufu_tasks(quick: bool) -> list[Task]:
     chunks = range(5, 1024, 61) if quick else range(1024)
-    return [("range", name, i * CHUNK) for name in ("ex2_ftz", "rcp_ftz", "rsqrt_ftz", "c_exp2f") for i in chunks]
+    return [
+        ("range", name, i * CHUNK)
+        for name in ("ex2_ftz", "rcp_ftz", "rsqrt_ftz", "sqrt_ftz", "lg2_ftz", "c_exp2f", "c_rsqrtf")
+        for i in chunks
+    ]
 
 
 def scalar_tasks(quick: bool) -> list[Task]:

@@ -50,7 +50,9 @@ _FLOAT: dict[str, Callable[[Value, Value], Value]] = {
     "Min": lambda a, b: a.combine("min", b),
 }
 _COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE")
-_UNARY = {"tirx.exp2": "exp2", "tirx.exp": "exp", "tirx.fabs": "abs", "tirx.rsqrt": "rsqrt", "tirx.sqrt": "sqrt"}
+_UNARY = {"tirx.fabs": "abs", "tirx.nearbyint": "nearbyint"} | {
+    f"tirx.{name}": name for name in ("exp2", "exp", "log2", "log", "rsqrt", "sqrt", "floor", "ceil", "trunc")
+}
 _UNSIGNED_WRAPS = ("Add", "Sub", "Mul", "tirx.shift_left")
 
 
@@ -178,6 +180,9 @@ class Translator:
         if name in _UNARY and isinstance(dtype_named(str(e.dtype)), Format):
             inner, function = self.expression(e.args[0]), _UNARY[name]
             return lambda frame: frame.unary(function, inner(frame))
+        if name in ("tirx.isnan", "tirx.isinf"):
+            inner, test = self.expression(e.args[0]), name[5:]
+            return lambda frame: frame.classify(test, inner(frame))
         if name == "tl.clamp":
             return self._clamp(*e.args)
         if name == "tirx.reinterpret":

@@ -137,6 +137,11 @@ class Frame:
             return Index(words.view(target.value_type).astype(np.int64), poison=x.poison)
         return Value(x.machine, target, x.machine.from_words(words.view(target.word), target), x.poison)
 
+    def classify(self, test: str, x: Value) -> Index:
+        """isnan or isinf of each element."""
+        words = np.atleast_1d(x.machine.to_words(x.data, x.fmt))
+        return Index(x.fmt.is_nan(words) if test == "isnan" else x.fmt.is_inf(words), poison=x.poison)
+
     def unary(self, name: str, x: Value) -> Value:
         return x.apply(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +41,10 @@ class Result:
 
 def run(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | None = None,
         pass_configs: dict | None = None) -> Any:  # fmt: skip
-    """The outputs of `kernel`: one array, or a list of them. Raises Undetermined where a word cannot be known."""
+    """The outputs of `kernel`: one array, or a list of them. Raises Undetermined where a word cannot be known.
+
+    Arguments as of `simulate`.
+    """
     result = simulate(kernel, *arrays, arch=arch, args=args, kwargs=kwargs, pass_configs=pass_configs)
     unknown = sum(int(mask.sum()) for mask in result.undetermined if mask is not None)
     if unknown:
@@ -49,10 +53,12 @@ def run(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs
 
 
 def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | None = None,
-             pass_configs: dict | None = None) -> Result:  # fmt: skip
+             pass_configs: dict | None = None, blocks: Iterable[int] | None = None) -> Result:  # fmt: skip
     """Run `kernel` (a PrimFunc, a @tilelang.jit function or a compiled kernel) on the CPU, word for word.
 
     arrays: the tensors of the PrimFunc without those of out_idx; args, kwargs: a jit function's builder arguments.
+    blocks: only these thread blocks of each launch, by their number in the grid (the last blockIdx fastest); what they
+    do not write of an output that is made here is undetermined.
     Raises Unsupported by name and source line before anything is computed.
     """
     pf, out_idx, configs = _prim_func(kernel, args, kwargs or {})
@@ -65,7 +71,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     machine = Exact(record, bool(configs.get("tl.enable_fast_math", False)))
     events: list[tuple[str, str, str]] = []
     for program in statements.programs:
-        events += _launch(program, machine, plans, sizes)
+        events += _launch(program, machine, plans, sizes, None if blocks is None else list(blocks))
     found = [tensors[pf.params[i]] for i in outputs]
     like = arrays[0] if arrays else None
     return Result(
@@ -128,7 +134,7 @@ def _tensors(pf: Any, arrays: tuple, out_idx: Any) -> tuple[dict[Any, Tensor], l
             tensors[parameter] = _tensor(
                 buffer, resolve.shape(buffer.shape), dtype_named(str(buffer.dtype)), given.get(i)
             )
-    return tensors, outputs or _written(pf), sizes
+    return tensors, outputs or written(pf), sizes
 
 
 def _bind_sizes(buffer: Any, array: Any, sizes: dict[Any, Any]) -> None:
@@ -157,7 +163,7 @@ def _tensor(buffer: Any, shape: tuple[int, ...], fmt: DType, array: Any) -> Tens
     return Tensor(str(buffer.name), words, fmt)
 
 
-def _written(pf: Any) -> list[int]:
+def written(pf: Any) -> list[int]:
     """The parameters that the PrimFunc stores to."""
     from tvm.tirx import stmt_functor
 
@@ -204,7 +210,9 @@ def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:
     return found.at[0] if isinstance(found, Index) else np.asarray(found)
 
 
-def _launch(program: Program, machine: Exact, plans: _Plans, sizes: dict[Any, Any]) -> list[tuple[str, str, str]]:
+def _launch(
+    program: Program, machine: Exact, plans: _Plans, sizes: dict[Any, Any], blocks: list[int] | None
+) -> list[tuple[str, str, str]]:
     """Run all thread blocks of one launch, some of them in step."""
     empty = Frame(Block(machine, 1, program.threads))
     empty.define(sizes)
@@ -215,6 +223,8 @@ def _launch(program: Program, machine: Exact, plans: _Plans, sizes: dict[Any, An
             raise Unsupported("a grid whose extent is not a number")
         extents.append(int(size))
     grid = np.indices(extents).reshape(len(extents), -1)
+    if blocks is not None:
+        grid = grid[:, [b for b in blocks if b < grid.shape[1]]]
     step, events = 64, []
     for first in range(0, grid.shape[1], step):
         part = grid[:, first : first + step]
