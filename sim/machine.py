@@ -153,8 +153,11 @@ class Exact:
 
     def sum_lanes(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """x [steps, ..., lanes]: each lane adds its steps in order, then an XOR butterfly adds the lanes."""
-        total = self._sum_in_order(np.ascontiguousarray(x), fmt)
-        lanes = np.arange(x.shape[-1])
+        return self.join_lanes(self._sum_in_order(np.ascontiguousarray(x), fmt), fmt)
+
+    def join_lanes(self, total: np.ndarray, fmt: Format) -> np.ndarray:
+        """total [..., lanes] added by the XOR butterfly of tl::AllReduce: offsets from half the lanes down to 1."""
+        lanes = np.arange(total.shape[-1])
         offset = len(lanes) // 2
         while offset:
             total = self.add(total, total[..., lanes ^ offset], fmt)

@@ -231,6 +231,7 @@ class Tensor:
         self.name, self.words, self.fmt = name, words, fmt
         self.poison: np.ndarray | None = None
         self.additions: np.ndarray | None = None  # atomic additions to each element so far
+        self.stored: np.ndarray | None = None  # which elements were stored to, where somebody asks
 
     def load(self, key: tuple[Any, ...], block: Block) -> Any:
         """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
@@ -252,6 +253,8 @@ class Tensor:
         targets, kept = _targets(indices, keep, block.lanes.count)
         words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
         new = np.broadcast_to(words, kept.shape)[kept]
+        if self.stored is not None:
+            self.stored[targets[1:]] = True
         self.words[targets[1:]] = new
         clash = self.words[targets[1:]] != new
         if value.poison is not None or clash.any():
@@ -296,6 +299,8 @@ class Tensor:
             else:
                 words[at] = block.machine.add(words[at], x, self.fmt)
         np.add.at(self.additions, flat, 1)
+        if self.stored is not None:
+            self.stored.reshape(-1)[flat] = True
         poison = np.zeros(words.size, bool)
         if not isinstance(self.fmt, Integer):
             poison[flat] = self.additions[flat] > 2
@@ -335,11 +340,12 @@ def _uniform(index: Any) -> Any:
 
 @dataclass
 class _Layer:
-    """What some lanes hold: machine values [lanes or 1, *shape], and their poison."""
+    """What some lanes hold: machine values [lanes or 1, *shape], their poison, and the factors of an open product."""
 
     lanes: Lanes
     data: np.ndarray
     poison: np.ndarray | None
+    factors: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class Tile:
@@ -362,7 +368,10 @@ class Tile:
         layer = self._layers[-1]
         chosen = lanes.among(layer.lanes)
         poison = None if layer.poison is None else rows(layer.poison, chosen)
-        return Value(self.block.machine, self.fmt, rows(layer.data, chosen), poison)
+        value = Value(self.block.machine, self.fmt, rows(layer.data, chosen), poison)
+        if layer.factors is not None:
+            value.factors = (rows(layer.factors[0], chosen), rows(layer.factors[1], chosen))
+        return value
 
     def _merge(self, lanes: Lanes) -> None:
         """One layer of what `lanes` hold, over the layers that it was made from."""
@@ -376,8 +385,11 @@ class Tile:
             poison[common] = False if layer.poison is None else rows(layer.poison, chosen)
         self._layers.append(_Layer(lanes, data, poison if poison.any() else None))
 
-    def assign(self, operator: str, value: Value) -> None:
-        """Store a value over the whole tile, converted to its dtype."""
+    def assign(self, operator: str, value: Value, keep_product: bool = False) -> None:
+        """Store a value over the whole tile, converted to its dtype.
+
+        keep_product: the tile is read once, so that an open product may still be fused with the sum that reads it.
+        """
         machine, lanes = self.block.machine, self.block.lanes
         data = value.data if value.fmt is self.fmt else machine.convert(value.data, value.fmt, self.fmt)
         machine.wrote(operator, self.name, self.block.iteration, data, self.fmt)
@@ -386,7 +398,11 @@ class Tile:
         if poison is not None:
             poison = np.broadcast_to(poison, (poison.shape[0], *self.shape)) if poison.any() else None
         self._layers = [layer for layer in self._layers if not layer.lanes.within(lanes)]
-        self._layers.append(_Layer(lanes, data, poison))
+        layer = _Layer(lanes, data, poison)
+        if keep_product and value.factors is not None and value.fmt is self.fmt:
+            a, b = (np.broadcast_to(lift(x, len(self.shape)), (data.shape[0], *self.shape)) for x in value.factors)
+            layer.factors = (a, b)
+        self._layers.append(layer)
 
     def view(self, shape: tuple[int, ...], fmt: DType) -> View:
         """The same memory as a tile of another shape or dtype."""
@@ -405,7 +421,10 @@ class Tile:
                 shape[axis] = extent
             data = value.data.reshape((value.data.shape[0], *shape))
             poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *shape))
-            return self._typed(data, poison)
+            found = self._typed(data, poison)
+            if value.factors is not None:
+                found.factors = tuple(x.reshape((x.shape[0], *shape)) for x in value.factors)
+            return found
         indices, inside = place(key, self.shape, len(extents))
         if inside is not None and not (inside if guard is None else inside | ~guard).all():
             self.block.report("out_of_bounds", self.name, "load")
@@ -418,7 +437,14 @@ class Tile:
             return Index(data.view(self.fmt.value_type).astype(np.int64), poison=poison)
         return Value(self.block.machine, self.fmt, data, poison)
 
-    def store(self, key: tuple[Any, ...], value: Any, guard: np.ndarray | None = None, operator: str = "store") -> None:
+    def store(
+        self,
+        key: tuple[Any, ...],
+        value: Any,
+        guard: np.ndarray | None = None,
+        operator: str = "store",
+        keep_product: bool = False,
+    ) -> None:
         """Store elements at integer indices where `guard` holds; what the rest held stays."""
         block, extents = self.block, self.block.parallel_extents
         value = self.block.as_value(value, self.fmt)
@@ -427,7 +453,7 @@ class Tile:
             and _walked(key, self.shape, extents) == tuple(range(len(extents)))
             and len(extents) == len(self.shape)
         ):
-            self.assign(operator, value)
+            self.assign(operator, value, keep_product)
             return
         indices, inside = place(key, self.shape, len(extents))
         keep = guard if inside is None else (inside if guard is None else inside & guard)
@@ -503,7 +529,7 @@ class View(Tile):
             poison = value.poison.reshape((value.poison.shape[0], *self.shape))
         return Value(value.machine, self.fmt, data, poison)
 
-    def assign(self, operator: str, value: Value) -> None:
+    def assign(self, operator: str, value: Value, keep_product: bool = False) -> None:
         value = self.block.as_value(value, self.fmt) if isinstance(self.fmt, Format) else value
         lead = value.data.shape[0] if value.data.ndim > len(self.shape) else 1
         data = np.broadcast_to(value.data, (lead, *self.shape))
@@ -582,7 +608,8 @@ class Block:
             data = at.astype(fmt.value_type).view(fmt.word)
             return Value(self.machine, fmt, data, x.poison if isinstance(x, Index) else None)
         data = x.data if x.fmt is fmt else self.machine.convert(x.data, x.fmt, fmt)
-        return Value(self.machine, fmt, data if data.ndim else data.reshape(1), x.poison)
+        factors = x.factors if x.fmt is fmt else None
+        return Value(self.machine, fmt, data if data.ndim else data.reshape(1), x.poison, factors)
 
     # allocation
 

@@ -69,7 +69,8 @@ def check(corpus: Path, entry: dict[str, Any], blocks: int, use_gpu: bool) -> di
 
     pf = tvm.ir.load_json((corpus / f"{entry['id']}.json").read_text())
     count = len(pf.params)
-    outputs = sorted({(int(i) + count) % count for i in _list(entry.get("out_idx"))})
+    marked = pf.attrs.get("tilelang_out_idx") if pf.attrs else None
+    outputs = sorted({(int(i) + count) % count for i in _list(entry.get("out_idx") if marked is None else marked)})
     line: dict[str, Any] = {k: entry[k] for k in ("id", "file", "function", "family")}
     arrays = inputs_of(pf, outputs)
     given = [a for i, a in enumerate(arrays) if i not in outputs]
@@ -86,7 +87,7 @@ def check(corpus: Path, entry: dict[str, Any], blocks: int, use_gpu: bool) -> di
 
 
 def _list(x: Any) -> list[int]:
-    return [] if x is None else [x] if isinstance(x, int) else list(x)
+    return [] if x is None else [int(x)] if isinstance(x, int) else [int(i) for i in x]
 
 
 def _some(pf: Any, blocks: int) -> list[int]:
@@ -103,7 +104,8 @@ def _against_gpu(pf: Any, entry: dict[str, Any], outputs: list[int], given: list
     like = torch.empty(0, device="cuda")
     try:
         configs = dict(entry["pass_configs"] or {})
-        kernel = tilelang.compile(pf, out_idx=outputs or None, pass_configs=configs)
+        own = bool(pf.attrs and "tilelang_out_idx" in pf.attrs)
+        kernel = tilelang.compile(pf, out_idx=None if own else outputs or None, pass_configs=configs)
         tensors = [
             from_words(*a, like) if isinstance(a, tuple) else a if isinstance(a, int) else torch.from_numpy(a).cuda()
             for a in given

@@ -84,6 +84,32 @@ class Translator:
 
     def __init__(self, load: Callable[[Any], Evaluate]):
         self._load = load
+        self._products: dict[str, set[Any]] = {}  # products computed so far -> the buffers they read
+
+    def forget(self, data: Any) -> None:
+        """A buffer was stored to: products of its old values are gone."""
+        self._products = {text: read for text, read in self._products.items() if data not in read}
+
+    def _shared(self, e: Any) -> bool:
+        """Whether `e` is a product that was computed before from the same values: then it has two uses, and is rounded.
+
+        Read in SASS of flash-attention kernels that store log2(logsum) + scores_max * scale after their loop: the
+        product is the one that the last iteration made.
+        """
+        return type(e).__name__ == "Mul" and str(e) in self._products
+
+    def _note(self, e: Any) -> None:
+        from tvm.tirx import stmt_functor
+
+        read: set[Any] = set()
+
+        def visit(node: Any) -> None:
+            if type(node).__name__ == "BufferLoad":
+                read.add(node.buffer.data)
+
+        stmt_functor.post_order_visit(e, visit)
+        if read:
+            self._products[str(e)] = read
 
     def expression(self, e: Any) -> Evaluate:
         """The function that evaluates `e`. Raises Unsupported by name."""
@@ -107,7 +133,10 @@ class Translator:
         if kind == "Call":
             return self._call(e)
         if hasattr(e, "a") and hasattr(e, "b"):
-            return self._binary(kind, e.a, e.b, str(e.dtype))
+            found = self._binary(kind, e.a, e.b, str(e.dtype))
+            if kind == "Mul" and isinstance(dtype_named(str(e.dtype)), Format):
+                self._note(e)
+            return found
         raise Unsupported(f"expression {kind}", e)
 
     def _constant(self, value: float, fmt: DType) -> Evaluate:
@@ -115,7 +144,11 @@ class Translator:
         return lambda frame: frame.constant(value, fmt)
 
     def _binary(self, kind: str, left: Any, right: Any, dtype: str) -> Evaluate:
-        a, b, operand = self.expression(left), self.expression(right), dtype_named(str(left.dtype))
+        operand = dtype_named(str(left.dtype))
+        whole = [kind in ("Add", "Sub") and isinstance(operand, Format) and self._shared(e) for e in (left, right)]
+        a, b = (
+            _rounded(self.expression(e)) if r else self.expression(e) for e, r in zip((left, right), whole, strict=True)
+        )
         if isinstance(operand, Integer):
             if kind in ("Div", "Mod"):
                 return lambda frame: _truncated(kind, a(frame), b(frame))
@@ -192,6 +225,10 @@ class Translator:
         if name in ("tirx.likely", "tl.likely"):
             return self.expression(e.args[0])
         raise Unsupported(f"function {name}", e)
+
+
+def _rounded(inner: Evaluate) -> Evaluate:
+    return lambda frame: inner(frame).rounded()
 
 
 def _clamped(x: Value, low: Value, high: Value) -> Value:

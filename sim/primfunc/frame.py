@@ -68,7 +68,7 @@ class Frame:
             )
         poison = None if value.poison is None else rows(value.poison, chosen)
         data = value.data
-        return Value(value.machine, value.fmt, rows(data, chosen) if data.ndim else data, poison)
+        return Value(value.machine, value.fmt, rows(data, chosen) if data.ndim else data, poison)  # rounded
 
     @contextmanager
     def guard(self, taken: Index) -> Iterator[None]:

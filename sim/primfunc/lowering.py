@@ -28,9 +28,21 @@ class Plan:
 
     def sum(self, machine: Exact, data: np.ndarray, fmt: Format) -> np.ndarray:
         """data [lanes or 1, *source] summed: [lanes or 1, outputs]."""
+        return machine.sum_lanes(self._steps(data), fmt)
+
+    def sum_products(self, machine: Exact, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        """The same of the products a * b, each fused with its addition."""
+        x, y = self._steps(a), self._steps(b)
+        total = np.zeros(x.shape[1:], x.dtype)
+        for step in range(x.shape[0]):
+            total = machine.mul_add(x[step], y[step], total, fmt)
+        return machine.join_lanes(total, fmt)
+
+    def _steps(self, data: np.ndarray) -> np.ndarray:
+        """data [lanes or 1, *source] as [steps, lanes or 1, outputs, lanes of the reduction]."""
         flat = data.reshape(data.shape[0], -1)
         flat = np.concatenate([flat, np.zeros((flat.shape[0], 1), flat.dtype)], axis=1)  # -1 takes the identity
-        return machine.sum_lanes(np.moveaxis(flat[:, self.index], 2, 0), fmt)
+        return np.ascontiguousarray(np.moveaxis(flat[:, self.index], 2, 0))
 
 
 def lower(pf: Any, arch: str, pass_configs: dict[str, Any]) -> tuple[Any, Any]:

@@ -25,12 +25,14 @@ class Access:
     def __init__(self, name: str, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any]):
         self.name, self.shape, self.fmt, self.get = name, shape, fmt, get
 
-    def store(self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel") -> None:
+    def store(
+        self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel", keep_product: bool = False
+    ) -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
         if isinstance(target, Tensor):
             target.store(key, value, frame.block, guard, operator)
         else:
-            target.store(key, value, guard, operator)
+            target.store(key, value, guard, operator, keep_product)
 
 
 class Region:
@@ -41,6 +43,8 @@ class Region:
             raise Unsupported(f"operand {call.op}", call)
         load = call.args[0]
         self.access = statements.access(load.buffer)
+        if int(call.args[1]) & 2:
+            statements.translator.forget(load.buffer.data)
         self.starts = [statements.translator.expression(i) for i in load.indices]
         self.extents = [statements.size(e, "the extent of a region") for e in call.args[2:]]
         self.shape = tuple(e for e in self.extents if e != 1) or (1,)
@@ -83,7 +87,7 @@ class Region:
     def _squeezed(self, value: Value) -> Value:
         shape = (value.data.shape[0], *self.shape)
         poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *self.shape))
-        return Value(value.machine, value.fmt, value.data.reshape(shape), poison)
+        return Value(value.machine, value.fmt, value.data.reshape(shape), poison, value.factors)
 
     def write(self, frame: Frame, value: Value, operator: str) -> None:
         """Store [lanes or 1, *shape]; out of bounds writes to global memory are dropped."""
@@ -205,7 +209,11 @@ def _reduce(statements: Statements, call: Any) -> Run:
             data = machine.abs(data, fmt)
         if op in ("sum", "abssum"):
             plan = frame.plans(number, extents, dim)
-            out = plan.sum(machine, data, fmt)
+            if value.factors is not None and op == "sum":  # the products are fused with the additions
+                a, b = (x.reshape((x.shape[0], *extents)) for x in value.factors)
+                out = plan.sum_products(machine, a, b, fmt)
+            else:
+                out = plan.sum(machine, data, fmt)
         else:
             out = machine.reduce("min" if op == "min" else "max", np.moveaxis(data, dim + 1, -1), None, fmt)
             if op == "absmax":

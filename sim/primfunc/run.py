@@ -11,11 +11,11 @@ import numpy as np
 from ..arch import arch as find_arch
 from ..formats import DType, Integer, dtype_named, from_words, to_words
 from ..machine import Exact
-from ..tile import Block, Index, Tensor, Undetermined
+from ..tile import Block, Index, Tensor, Undetermined, either
 from .expressions import Translator
 from .frame import Frame, Unsupported
 from .lowering import Plan, make_plan, reduction_plans
-from .statements import Program, Statements
+from .statements import Program, Statements, Uses
 
 __all__ = ["Result", "run", "simulate"]
 
@@ -58,7 +58,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
 
     arrays: the tensors of the PrimFunc without those of out_idx; args, kwargs: a jit function's builder arguments.
     blocks: only these thread blocks of each launch, by their number in the grid (the last blockIdx fastest); what they
-    do not write of an output that is made here is undetermined.
+    do not write of an output is undetermined.
     Raises Unsupported by name and source line before anything is computed.
     """
     pf, out_idx, configs = _prim_func(kernel, args, kwargs or {})
@@ -66,20 +66,29 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     record = find_arch(arch)
     tensors, outputs, sizes = _tensors(pf, arrays, out_idx)
     statements = Statements({pf.buffer_map[p].data: t for p, t in tensors.items()}, sizes)
+    statements.uses = Uses(pf.body)
     statements.statement(pf.body)
     plans = _Plans(pf, _TARGET.get(record.name, record.name), configs, statements)
+    found = [tensors[pf.params[i]] for i in outputs]
+    for tensor in found if blocks is not None else ():
+        tensor.stored = np.zeros(tensor.words.shape, bool)
     machine = Exact(record, bool(configs.get("tl.enable_fast_math", False)))
     events: list[tuple[str, str, str]] = []
     for program in statements.programs:
         events += _launch(program, machine, plans, sizes, None if blocks is None else list(blocks))
-    found = [tensors[pf.params[i]] for i in outputs]
     like = arrays[0] if arrays else None
     return Result(
         [_as_array(t, like) for t in found],
-        [t.poison if t.poison is not None and t.poison.any() else None for t in found],
+        [_unknown(t) for t in found],
         sorted(set(events)),
         f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule",
     )
+
+
+def _unknown(tensor: Tensor) -> np.ndarray | None:
+    """The elements that cannot be known: poison, and what the chosen blocks did not write."""
+    mask = either(tensor.poison, None if tensor.stored is None else ~tensor.stored)
+    return mask if mask is not None and mask.any() else None
 
 
 def _as_array(tensor: Tensor, like: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,57 @@ class Program:
         self.run: Run = lambda frame: None
 
 
+_CHILDREN = {  # where the nodes below a node are; a and b otherwise
+    "SeqStmt": ("seq",),
+    "For": ("min", "extent", "body"),
+    "While": ("condition", "body"),
+    "IfThenElse": ("condition", "then_case", "else_case"),
+    "SBlockRealize": ("block",),
+    "SBlock": ("body",),
+    "AttrStmt": ("body",),
+    "Bind": ("value",),
+    "Evaluate": ("value",),
+    "BufferStore": ("value", "indices"),
+    "BufferLoad": ("indices",),
+    "Cast": ("value",),
+    "Not": ("a",),
+    "Call": ("args",),
+    "Select": ("condition", "true_value", "false_value"),
+    "Var": (),
+    "IntImm": (),
+    "FloatImm": (),
+    "StringImm": (),
+}
+
+
+class Uses:
+    """How often a kernel's text reads each buffer and variable: a product with one use may be fused with it."""
+
+    def __init__(self, body: Any = None):
+        self.reads: Counter[Any] = Counter()
+        self.variables: Counter[Any] = Counter()
+        if body is not None:
+            self._walk(body)
+
+    def _walk(self, node: Any) -> None:
+        """Visit a node each time that it occurs, not once as TVM's visitors do."""
+        self._visit(node)
+        for name in _CHILDREN.get(type(node).__name__, ("a", "b")):
+            child = getattr(node, name, None)
+            if child is not None:
+                for each in child if name in ("seq", "args", "indices") else [child]:
+                    self._walk(each)
+
+    def _visit(self, node: Any) -> None:
+        kind = type(node).__name__
+        if kind == "BufferLoad":
+            self.reads[node.buffer.data] += 1
+        elif kind == "Var":
+            self.variables[node] += 1
+        elif kind == "Call" and getattr(node.op, "name", "") == "tl.region" and int(node.args[1]) == 2:
+            self.reads[node.args[0].buffer.data] -= 1  # the load inside a region that is only written
+
+
 class Statements:
     """Translates the statements of one PrimFunc; tensors: global memory by the data variable of its buffer."""
 
@@ -44,6 +96,7 @@ class Statements:
         self.tensors, self.sizes = tensors, sizes or {}
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
+        self.uses = Uses()
         self.reductions = 0  # reduce operators seen so far, in program order
         self.translator = Translator(self.load)
         self._program: Program | None = None
@@ -239,21 +292,23 @@ class Statements:
     def _bufferstore(self, s: Any) -> Run:
         access, value = self.access(s.buffer), self.translator.expression(s.value)
         key = [self.translator.expression(i) for i in s.indices]
+        self.translator.forget(s.buffer.data)
+        keep = self.uses.reads.get(s.buffer.data) == 1 and s.buffer.scope() in ("local.fragment", "local")
 
         def run(frame: Frame) -> None:
             result, where = value(frame), tuple(k(frame) for k in key)
-            access.store(frame, where, result)
+            access.store(frame, where, result, keep_product=keep)
 
         return run
 
     def _bind(self, s: Any) -> Run:
         if getattr(getattr(s.value, "op", None), "name", "") == "tl.launch_thread_idx":
             return _nothing
-        value, variable = self.translator.expression(s.value), s.var
+        value, variable, once = self.translator.expression(s.value), s.var, self.uses.variables.get(s.var) == 1
 
         def run(frame: Frame) -> None:
             result = value(frame)
-            frame.bind(variable, result.rounded() if isinstance(result, Value) else result)
+            frame.bind(variable, result.rounded() if isinstance(result, Value) and not once else result)
 
         return run
 
