@@ -107,7 +107,7 @@ ARCHS = {
 
 def arch(name: str) -> Arch:
     """The record of an architecture ("sm_90" or "sm_90a"). Raises ValueError that lists the names."""
-    found = ARCHS.get(name.removesuffix("a") if isinstance(name, str) else name)
+    found = ARCHS.get(name.removesuffix("a")) if isinstance(name, str) else None
     if found is None:
         raise ValueError(f"arch must be one of {', '.join(ARCHS)}, not {name!r}")
     return found

@@ -17,6 +17,8 @@ from .tile import Block, Tensor, Undetermined
 
 __all__ = ["VARIANTS", "Schedule", "flash_attention"]
 
+_MOST_ELEMENTS = 1 << 24  # of one tile
+
 # The seed's five ways of keeping scores_max: (refill_max, clear_max, merge_max).
 VARIANTS = {
     "running_max": (True, False, True),
@@ -54,8 +56,9 @@ class Schedule:
     def __post_init__(self) -> None:
         for name in ("block_M", "block_N", "threads", "num_stages"):
             value, least = getattr(self, name), 0 if name == "num_stages" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
                 raise ValueError(f"{name} must be an integer of at least {least}, not {value!r}")
+            object.__setattr__(self, name, int(value))
         for name in ("causal", "refill_max", "clear_max", "merge_max", "fast_math"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, not {getattr(self, name)!r}")
@@ -63,8 +66,10 @@ class Schedule:
     @classmethod
     def variant(cls, name: str, **fields: object) -> Schedule:
         """One of the seed's five ways of keeping scores_max, by name; `fields` are the other fields of a Schedule."""
-        if name not in VARIANTS:
+        if not isinstance(name, str) or name not in VARIANTS:
             raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, not {name!r}")
+        if fixed := sorted({"refill_max", "clear_max", "merge_max"} & set(fields)):
+            raise ValueError(f"{fixed[0]} is what the variant says: give Schedule(...) the fields instead")
         refill_max, clear_max, merge_max = VARIANTS[name]
         return replace(cls(**fields), refill_max=refill_max, clear_max=clear_max, merge_max=merge_max)  # type: ignore[arg-type]
 
@@ -176,6 +181,10 @@ def flash_attention(
     Raises ValueError or TypeError for arguments that do not fit, Undetermined when the words cannot be known.
     """
     schedule = Schedule() if schedule is None else schedule
+    if not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"schedule must be a Schedule, for example Schedule.variant({str(schedule)!r}), not {schedule!r}"
+        )
     (Q, K, V), fmt = _tensors(q, k, v, schedule)
     record, chosen = find_arch(arch), _chosen(blocks, Q, schedule)
     record.dot(fmt)
@@ -209,6 +218,12 @@ def _tensors(q: Any, k: Any, v: Any, schedule: Schedule) -> tuple[list[Tensor], 
         raise ValueError(f"k must have the batch and dim of q, {batch} and {dim}, not {batch_kv} and {dim_kv}")
     if heads % heads_kv:
         raise ValueError(f"the heads of q must be a multiple of those of k, not {heads} and {heads_kv}")
+    sizes = {"block_M": schedule.block_M, "block_N": schedule.block_N}
+    for name, size in sizes.items():
+        if size * max(dim, schedule.block_M + schedule.block_N - size) > _MOST_ELEMENTS:
+            raise ValueError(
+                f"{name} {size} makes a tile of more than {_MOST_ELEMENTS} elements, the most that is simulated"
+            )
     if schedule.causal and seq_q > seq_kv:
         raise ValueError(f"with a causal mask seq_kv must be at least seq_q, not {seq_kv} with seq_q {seq_q}")
     return tensors, Q.fmt
@@ -220,11 +235,15 @@ def _chosen(blocks: Iterable[tuple[int, int, int]] | None, Q: Tensor, schedule: 
     grid = (-(-seq_q // schedule.block_M), heads, batch)
     if blocks is None:
         return list(np.ndindex(*grid))
-    chosen = [tuple(b) for b in blocks]
-    for block in chosen:
-        if len(block) != 3 or not all(0 <= at < size for at, size in zip(block, grid, strict=True)):
-            raise ValueError(f"blocks must be thread blocks (bx, by, bz) of the grid {grid}, not {block}")
-    return sorted(set(chosen))  # type: ignore[arg-type]
+    chosen = set()
+    for block in blocks if isinstance(blocks, Iterable) else [blocks]:
+        triple = (
+            isinstance(block, tuple | list) and len(block) == 3 and all(isinstance(n, int | np.integer) for n in block)
+        )
+        if not triple or not all(0 <= at < size for at, size in zip(block, grid, strict=True)):
+            raise ValueError(f"blocks must be thread blocks (bx, by, bz) of the grid {grid}, not {block!r}")
+        chosen.add((int(block[0]), int(block[1]), int(block[2])))
+    return sorted(chosen)
 
 
 def _in_step(

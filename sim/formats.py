@@ -206,11 +206,10 @@ def to_words(array: Any, name: str = "array") -> tuple[np.ndarray, Format]:
     """
     if isinstance(array, tuple) and len(array) == 2 and isinstance(array[1], Format):
         return _pair(*array, name)
-    dtype = (
-        str(array.dtype).removeprefix("torch.")
-        if _is_torch(array)
-        else str(getattr(array, "dtype", type(array).__name__))
-    )
+    if _is_torch(array):
+        dtype = str(array.dtype).removeprefix("torch.")
+    else:
+        dtype = array.dtype.name if isinstance(array, np.ndarray | np.generic) else type(array).__name__
     fmt = FORMATS.get(dtype)
     if fmt is None or fmt is TF32:
         accepted = ", ".join(n for n in FORMATS if n != TF32.name)
@@ -220,7 +219,8 @@ def to_words(array: Any, name: str = "array") -> tuple[np.ndarray, Format]:
 
         signed = {8: torch.int8, 16: torch.int16, 32: torch.int32}[fmt.bits]
         array = array.detach().cpu().contiguous().view(signed).numpy()
-    return np.array(array, order="C").view(fmt.word), fmt
+    native = np.array(array, array.dtype.newbyteorder("="), order="C")
+    return native.view(fmt.word), fmt
 
 
 def from_words(words: np.ndarray, fmt: Format, like: Any = None) -> Any:

@@ -30,11 +30,16 @@ def why_not_compilable(schedule: Schedule, arch: str, dim: int, dtype: str) -> s
 
     arch: "sm_90" or "sm_90a"; dim: the heads' dimension; dtype: "float16" or "bfloat16". Several query and key blocks
     are meant: where one holds the whole sequence TileLang drops the loop, and compiles a little more. Raises ValueError
-    for an unknown arch.
+    for an unknown arch or dtype, or a dim that is no positive integer.
     """
-    arch = find_arch(arch).name
+    record = find_arch(arch)
+    arch = record.name
     if dtype not in ("float16", "bfloat16"):
-        return f"dtype {dtype}: the kernel is written for float16 and bfloat16"
+        raise ValueError(f"dtype must be float16 or bfloat16, not {dtype!r}")
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
+        raise ValueError(f"dim must be a positive integer, not {dim!r}")
+    if not any(unit.operand.name == dtype for unit in record.units):
+        return f"dtype {dtype}: the tensor core of {arch} has no {dtype}"
     return (
         _partition(schedule, arch, schedule.block_N, dim)
         or _short(schedule, arch, dim)

@@ -26,6 +26,7 @@ __all__ = ["dot"]
 
 _BLOCK = 1 << 16  # products of one step that are worked on together: their float32 and int32 copies stay in the cache
 _ABSENT = -1000  # the exponent of a zero, which takes no part
+_LOWEST = -500  # below every exponent of a term; keeps the scales of the wide step normal
 _LEAST = -74  # least exponent of a product in the narrow step; then c is 0 or at least 2^-100 after every step
 
 
@@ -104,12 +105,15 @@ def _sum_products(a: _Operand, b: _Operand, scale: np.ndarray, work: _Buffers) -
 def _product_exponent(a: _Operand, b: _Operand, work: _Buffers) -> np.ndarray:
     """The greatest exponent of the nonzero products, far below every exponent where there is none."""
     np.add(a.exponent[:, :, None], b.exponent[:, None, :], out=work.exponents)
-    return np.maximum.reduce(work.exponents, axis=0)
+    greatest = np.maximum.reduce(work.exponents, axis=0).astype(np.int32)
+    # a zero's mark plus the other operand's exponent is no exponent: products are at least 2^-28 in the int8 formats
+    greatest[greatest < (-40 if work.exponents.dtype == np.int8 else -500)] = _ABSENT
+    return greatest
 
 
 def _narrow_step(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct, work: _Buffers) -> np.ndarray:
     """One step on finite words, rounded toward zero: float32 words [rows, columns] in and out."""
-    E = _product_exponent(a, b, work).astype(np.int32)
+    E = _product_exponent(a, b, work)
     E += 127  # biased; the clamp keeps both scales normal and, by _narrow_enough, never binds where a term is not zero
     np.maximum(E, (c >> np.uint32(23)).view(np.int32) & 0xFF, out=E)
     np.maximum(E, 27, out=E)
@@ -132,10 +136,9 @@ def _wide_step(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct, work: 
     """One step on finite words of any exponents: words of unit.accumulator [rows, columns] in and out."""
     value, accumulator = values(c, unit.accumulator), unit.accumulator
     E = _product_exponent(a, b, work).astype(np.int64)
-    E[E < (-40 if work.exponents.dtype == np.int8 else -500)] = _ABSENT // 2
     exponent = np.maximum(np.frexp(value)[1] - 1, accumulator.emin)
-    E = np.maximum(E, np.where(value == 0, _ABSENT // 2, exponent))
-    E = E if unit.floor is None else np.maximum(E, unit.floor)
+    E = np.maximum(E, np.where(value == 0, _ABSENT, exponent))
+    E = np.maximum(E, _LOWEST if unit.floor is None else unit.floor)
     scale = _power_of_two(unit.F - E)
     total = _sum_products(a, b, scale, work) + np.trunc(value * scale)
     return _round(total, E - unit.F, unit)

@@ -76,6 +76,24 @@ def test_the_seed_in_its_smallest_form() -> None:
     assert not np.isnan(flash_attention(q, k, v, Schedule(block_M=4, block_N=2, causal=True))).any()
 
 
+def test_a_sink_with_values_of_zero_keeps_the_sign_that_the_first_block_left() -> None:
+    """acc_o is -2^-90 when the second block adds products that are zero of large values: every output is -0.
+
+    A zero product once took part in the alignment and wiped the accumulator out.
+    """
+    q, k, v = (np.zeros((1, s, 1, 128), np.float16) for s in (64, 128, 128))
+    q[..., 0], k[0, 127, 0, 0] = 1.0, 90 / (128**-0.5 * 1.44269504)
+    v[0, :64], v[0, 64:127] = -1.0, 30000.0
+    assert (words(flash_attention(q, k, v, Schedule())) == 0x8000).all()
+
+
+def test_kinds_of_integers_and_byte_orders() -> None:
+    q, k, v = inputs()
+    schedule = Schedule(block_M=np.int64(4), block_N=4)  # type: ignore[arg-type]
+    swapped = flash_attention(q.astype(">f2"), k, v, schedule)
+    np.testing.assert_array_equal(words(swapped), words(flash_attention(q, k, v, Schedule(block_M=4, block_N=4))))
+
+
 def test_stages_and_threads_do_not_change_a_word() -> None:
     q, k, v = inputs(seq_q=40, dim=32)
     one = flash_attention(q, k, v, Schedule(block_M=16, block_N=16, causal=True))
@@ -146,7 +164,13 @@ BAD_INPUT = {
     ),
     "without an empty axis": ((f16(1, 0, 1, 16), f16(1, 8, 1, 16), f16(1, 8, 1, 16)), {}),
     "arch must be one of sm_70.*not 'sm_99'": ((f16(1, 8, 1, 16),) * 3, {"arch": "sm_99"}),
-    "blocks must be thread blocks": ((f16(1, 8, 1, 16),) * 3, {"blocks": [(1, 0, 0)]}),
+    "arch must be one of sm_70.*not \\['sm_90'\\]": ((f16(1, 8, 1, 16),) * 3, {"arch": ["sm_90"]}),
+    "blocks must be thread blocks.*not \\(1, 0, 0\\)": ((f16(1, 8, 1, 16),) * 3, {"blocks": [(1, 0, 0)]}),
+    "blocks must be thread blocks.*not 3": ((f16(1, 8, 1, 16),) * 3, {"blocks": 3}),
+    "blocks must be thread blocks.*not \\(0.5, 0, 0\\)": ((f16(1, 8, 1, 16),) * 3, {"blocks": [(0.5, 0, 0)]}),
+    "blocks must be thread blocks.*not 'abc'": ((f16(1, 8, 1, 16),) * 3, {"blocks": ["abc"]}),
+    "schedule must be a Schedule.*not 'block_max'": ((f16(1, 8, 1, 16),) * 3, {"schedule": "block_max"}),
+    "block_M 1000000 makes a tile of more than": ((f16(1, 8, 1, 32),) * 3, {"schedule": Schedule(block_M=10**6)}),
 }
 
 
@@ -172,6 +196,8 @@ def test_bad_schedules_are_refused(fields: dict[str, object], message: str) -> N
         Schedule(**fields)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="variant must be one of running_max, .*not 'max'"):
         Schedule.variant("max")
+    with pytest.raises(ValueError, match="merge_max is what the variant says"):
+        Schedule.variant("block_max", merge_max=True)
 
 
 def test_the_variants_are_the_seeds_five() -> None:

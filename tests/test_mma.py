@@ -184,6 +184,14 @@ def test_tf32_ignores_the_low_thirteen_bits() -> None:
     assert_same(mma.dot(a, b, c, unit), mma.dot(a & kept, b & kept, c, unit), FP32)
 
 
+@every_unit
+def test_a_zero_product_takes_no_part_beside_a_small_accumulator(unit: DotProduct) -> None:
+    """0 times the largest operand: c comes back as if it were alone, however small."""
+    fmt, acc, rng = unit.operand, unit.accumulator, np.random.default_rng(948)
+    c = words.matrix(rng, acc, (1, 200), -98, 10)  # from 2^-100 up is where the narrow step works
+    check(np.zeros((1, 1), fmt.word), np.full((200, 1), fmt.max_finite, fmt.word), c, unit)
+
+
 def test_a_long_k() -> None:
     """16 steps, so that a step's rounding is the next step's accumulator often."""
     for unit in (*HOPPER.values(), arch("sm_90").dot(E4M3), arch("sm_90").dot(E5M2)):

@@ -337,8 +337,16 @@ def floor(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
     return a, b, sprinkle(rng, c, 0.9, [0, unit.accumulator.sign])
 
 
+def faint(rng: np.random.Generator, unit: DotProduct, K: int) -> Matrices:
+    """Nearly all products zero, of operands of any size, and an accumulator that is smaller than all the others."""
+    emin, emax = unit.operand.emin, unit.operand.emax
+    a, b = matrix(rng, unit.operand, (M, K), emin, emax), matrix(rng, unit.operand, (N, K), emin, emax)
+    c = matrix(rng, unit.accumulator, (M, N), unit.accumulator.emin - 1, 0)
+    return sprinkle(rng, a, 1 - 0.3 / K, [0, unit.operand.sign]), b, c
+
+
 DOT_FAMILIES: dict[str, Callable[[np.random.Generator, DotProduct, int], Matrices]] = {
-    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, piled_up, scaled, floor)
+    f.__name__: f for f in (normal, wide, zeros, subnormals, special, cancelling, edge, piled_up, scaled, floor, faint)
 }
 
 

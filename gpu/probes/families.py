@@ -204,6 +204,13 @@ def _zeros(rng: np.random.Generator, fmt: Format, acc: Format, a: Shape, b: Shap
     return zeroed(x, fmt, part), zeroed(y, fmt, part), zeroed(z, acc, 0.5)
 
 
+def _faint(rng: np.random.Generator, fmt: Format, acc: Format, a: Shape, b: Shape, c: Shape) -> Tiles:
+    """Nearly all products zero, of operands of any size, and accumulators smaller than everything else."""
+    x, y = (finite(compose(rng, fmt, 0, (1 << fmt.exponent_bits) - 1, s), fmt) for s in (a, b))
+    z = finite(compose(rng, acc, 0, acc.bias, c), acc)
+    return np.where(rng.random(a) < 0.98, x & fmt.word.type(fmt.sign), x), y, z
+
+
 def _subnormal(rng: np.random.Generator, fmt: Format, acc: Format, a: Shape, b: Shape, c: Shape) -> Tiles:
     """Subnormal operands, and products and accumulators about the accumulator's subnormal range."""
     if fmt.exponent_bits == 8:
@@ -277,6 +284,7 @@ TENSOR = {
     "wide": _wide,
     "spread": _spread,
     "zeros": _zeros,
+    "faint": _faint,
     "subnormal": _subnormal,
     "special": _special,
     "cancelling": _cancel,
