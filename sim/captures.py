@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from .arch import arch
 from .formats import FORMATS, FP16, FP32, Format
 
 __all__ = [
@@ -38,6 +39,15 @@ __all__ = [
 VERSION = 1
 # What every manifest says about the measurement; a value nobody knows is null.
 FACTS = ("device", "driver", "cuda", "tilelang", "torch", "arch", "command", "date", "seed")
+# What a manifest's values may be: a check, and how the error says it.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "sha256": (lambda value: isinstance(value, str), "a string"),
+    **dict.fromkeys(FACTS, (lambda value: value is None or isinstance(value, str), "a string or null")),
+    "arch": (lambda value: value is None or _is_arch(value), "an architecture that sim models, as sm_90, or null"),
+    "seed": (lambda value: value is None or type(value) is int, "an integer or null"),
+    "integers": (lambda value: _is_list(value, str), "a list of names"),
+    "cells": (lambda value: _is_list(value, dict), "a list of objects"),
+}
 
 Arrays = dict[str, tuple[np.ndarray, Format]]
 _SUFFIX = "__dtype"
@@ -151,7 +161,27 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise CaptureError(f"{manifest_path} has manifest version {found!r}; this program reads version {VERSION}")
     if missing := [name for name in ("sha256", *FACTS) if name not in manifest]:
         raise CaptureError(f"{manifest_path} must say {', '.join(missing)} (null when not known)")
+    for name, (fits, kind) in _KINDS.items():
+        if name in manifest and not fits(manifest[name]):
+            raise CaptureError(f"{manifest_path} must have {kind} as {name}, not {_short(manifest[name])}")
     return manifest
+
+
+def _is_arch(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(arch(value))
+    except ValueError:
+        return False
+
+
+def _is_list(value: Any, of: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, of) for item in value)
+
+
+def _short(value: Any) -> str:
+    """The JSON of a value, its beginning when it is long."""
+    text = json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _sum(path: Path) -> str:
@@ -170,8 +200,7 @@ def _check_sum(path: Path, expected: str) -> None:
 
 def _entries(path: Path) -> dict[str, np.ndarray]:
     """Every array of an `.npz`, unpickling nothing."""
-    if not path.is_file():
-        raise CaptureError(f"{path} is not there; an .npz file of words is wanted")
+    _check_file(path)
     if not zipfile.is_zipfile(path):
         raise CaptureError(f"{path} is not an .npz file, or is cut short; an .npz of unsigned words is accepted")
     try:
@@ -180,14 +209,32 @@ def _entries(path: Path) -> dict[str, np.ndarray]:
     except CaptureError:
         raise
     except _DAMAGE as error:
-        raise CaptureError(f"{path} is damaged ({error}); an .npz of unsigned words is accepted") from error
+        raise CaptureError(f"{path} is damaged ({_why(error)}); an .npz of unsigned words is accepted") from error
+
+
+def _check_file(path: Path) -> None:
+    """Raise CaptureError unless there is a file to read."""
+    if path.is_dir():
+        raise CaptureError(f"{path} is a directory; an .npz file of words is wanted")
+    try:
+        path.open("rb").close()
+    except FileNotFoundError:
+        raise CaptureError(f"{path} is not there; an .npz file of words is wanted") from None
+    except (OSError, ValueError) as error:
+        raise CaptureError(f"{path} cannot be read ({getattr(error, 'strerror', error)})") from error
+
+
+def _why(error: BaseException) -> str:
+    """What is damaged, on one line; NumPy's advice to unpickle is no advice for words."""
+    text = " ".join(str(error).split())
+    return "its headers cannot be read" if "pickle" in text or not text else text
 
 
 def _entry(path: Path, archive: Any, name: str) -> np.ndarray:
     try:
         array = archive[name]
     except ValueError as error:
-        if "allow_pickle" not in str(error):
+        if not str(error).startswith("Object arrays"):
             raise
         what = "holds Python objects, which are never read; store unsigned words"
         raise CaptureError(f"{path} entry {name} {what}") from None

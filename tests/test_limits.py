@@ -141,9 +141,17 @@ def test_stages_keep_more_blocks_of_k_and_v() -> None:
 
 
 def test_another_dtype() -> None:
-    assert why_not_compilable(Schedule(), "sm_90", 64, "float32") == (
-        "dtype float32: the kernel is written for float16 and bfloat16"
+    with pytest.raises(ValueError, match="dtype must be float16 or bfloat16, not 'float32'"):
+        why_not_compilable(Schedule(), "sm_90", 64, "float32")
+    assert why_not_compilable(Schedule(), "sm_70", 64, "bfloat16") == (
+        "dtype bfloat16: the tensor core of sm_70 has no bfloat16"
     )
+
+
+@pytest.mark.parametrize("dim", [0, -16, 128.0, "128", True])
+def test_another_dim(dim: object) -> None:
+    with pytest.raises(ValueError, match="dim must be a positive integer, not"):
+        Schedule().compilable("sm_90", dim=dim)  # type: ignore[arg-type]
 
 
 def test_another_arch() -> None:
