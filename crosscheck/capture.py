@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import datetime
 import shlex
-from pathlib import Path
 from typing import Any
 
 from sim.captures import CaptureError, save_capture
 
-from .flags import DEFAULTS, UsageError, flag, given, report_flags, request, schedule_flags
+from .flags import DEFAULTS, UsageError, file_name, flag, given, report_flags, request, schedule_flags
 from .result import SAME, Result
 from .run import check_out
 from .simulate import find_gpu, on_gpu
@@ -24,8 +23,9 @@ NAME = "capture"
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "run the TileLang kernel on the GPU and write q, k, v, o as words, with a manifest beside them"
-    parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags(gpu=False)])
-    parser.add_argument("file", type=Path, metavar="FILE.npz")
+    parents, codes = [schedule_flags(), report_flags(gpu=False)], "exit codes: 0 written, 2 usage, input or no GPU"
+    parser = verbs.add_parser(NAME, help=text, description=text, epilog=codes, parents=parents)
+    parser.add_argument("file", type=file_name, metavar="FILE.npz")
     parser.set_defaults(run=run)
 
 

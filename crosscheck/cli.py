@@ -6,18 +6,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 import sim
 
 from . import capture, compare, run, seed
 from .flags import UsageError
-from .result import UNDETERMINED, USAGE, Result
+from .result import SAME, UNDETERMINED, USAGE, Result
 from .terminal import Style
 from .text import list_of
 
@@ -27,8 +28,16 @@ VERBS = (seed, run, compare, capture)
 CODES = "exit codes: 0 the same, 1 differs, 2 usage or input, 3 undetermined"
 
 
+class OutputError(Exception):
+    """The report cannot be written."""
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose error is one sentence that names the argument."""
+    """A parser of whole flags, whose error is one sentence that names the argument."""
+
+    def __init__(self, **settings: Any) -> None:
+        given: dict[str, Any] = {"allow_abbrev": False, "epilog": CODES} | settings
+        super().__init__(**given)
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument ([^:]+): ", r"\1 ", message)
@@ -38,11 +47,15 @@ class Parser(argparse.ArgumentParser):
         message = message.replace("ignored explicit argument", "takes no value, not")
         self.exit(USAGE, f"{self.prog}: {message}\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        _write(message, file or sys.stderr)
+
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
     text = "Check TileLang kernels word for word: simulator against GPU or captured words."
-    top = Parser(prog="crosscheck", description=text, epilog=CODES, allow_abbrev=False)
+    top = Parser(prog="crosscheck", description=text)
+    top.add_argument("--version", action="store_true", help="the version of tilewords")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     for verb in VERBS:
         verb.add(verbs)
@@ -51,21 +64,55 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code; nothing is raised for what a user can do."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed
+            setattr(sys, name, open(os.devnull, "w"))
     try:
-        top = parser()
-        args = top.parse_args(argv)
-        if args.verb is None:
-            top.error(f"VERB must be given, one of {list_of([v.NAME for v in VERBS], 'or')} (--help says more)")
-        code = _run(args)
-        sys.stdout.flush()
-        return code
-    except SystemExit as stop:
-        return int(stop.code or 0)
+        return _command(argv)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence()
         return 141
+    except OutputError as error:
+        with contextlib.suppress(OSError):
+            print(f"crosscheck: the report cannot be written: {error}", file=sys.stderr, flush=True)
+        _silence()
+        return USAGE
+
+
+def _command(argv: Sequence[str] | None) -> int:
+    """Parse and run; raises OutputError and BrokenPipeError."""
+    try:
+        args = _parsed(argv)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    if args.version:
+        _write(f"tilewords {_version()}\n", sys.stdout)
+        return SAME
+    return _run(args)
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments; an error ends the program with one sentence that names the verb."""
+    top = parser()
+    args, unknown = top.parse_known_args(argv)
+    top.prog = f"crosscheck {args.verb}" if args.verb else top.prog
+    if unknown:
+        flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        top.error(f"unknown flag {flags[0]} (--help lists them)" if flags else f"one argument too many: {unknown[0]}")
+    if args.verb is None and not args.version:
+        top.error(f"VERB must be given, one of {list_of([v.NAME for v in VERBS], 'or')} (--help says more)")
+    return args
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("tilewords")
+    except metadata.PackageNotFoundError:
+        return "of a clone that is not installed"
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -75,17 +122,37 @@ def _run(args: argparse.Namespace) -> int:
     except UsageError as error:
         return _fail(args, str(error), USAGE)
     except MemoryError:
-        return _fail(args, "--batch, --heads, --seq, --seq-kv or --dim is too large: there is not enough memory", USAGE)
+        sizes = "--batch, --heads, --seq, --seq-kv, --dim, --block-M or --block-N"
+        return _fail(args, f"{sizes} is too large: there is not enough memory", USAGE)
     except sim.Undetermined as error:
         if args.json:
-            print(json.dumps({"verb": args.verb, "undetermined": str(error)}))
+            _write(json.dumps({"verb": args.verb, "undetermined": str(error)}) + "\n", sys.stdout)
         return _fail(args, f"undetermined: {error}", UNDETERMINED)
     if args.json:
-        print(json.dumps(result.data, allow_nan=False))
-    print(result.text, file=sys.stderr if args.json else sys.stdout)
+        _write(json.dumps(result.data, allow_nan=False) + "\n", sys.stdout)
+    _write(result.text + "\n", sys.stderr if args.json else sys.stdout)
     return result.code
 
 
 def _fail(args: argparse.Namespace, message: str, code: int) -> int:
-    print(f"crosscheck {args.verb}: {message}", file=sys.stderr)
+    _write(f"crosscheck {args.verb}: {message}\n", sys.stderr)
     return code
+
+
+def _write(text: str, stream: TextIO) -> None:
+    """Write all of it now. Raises BrokenPipeError, and OutputError when it does not fit."""
+    try:
+        stream.write(text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(error.strerror) from error
+
+
+def _silence() -> None:
+    """What the streams still hold goes nowhere, so that the interpreter's end does not fail on it."""
+    with contextlib.suppress(OSError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(null, stream.fileno())

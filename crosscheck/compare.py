@@ -10,7 +10,7 @@ from typing import Any
 from sim.captures import Arrays, CaptureError, load_arrays
 
 from .diff import Diff, diff
-from .flags import UsageError, report_flags
+from .flags import UsageError, file_name, report_flags
 from .result import DIFFERS, SAME, Result
 from .rows import per_head
 from .terminal import Style
@@ -52,14 +52,16 @@ def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "compare two files of words, every array by its name"
     parser = verbs.add_parser(NAME, help=text, description=text, parents=[report_flags(gpu=False)])
-    parser.add_argument("a", type=Path, metavar="A.npz")
-    parser.add_argument("b", type=Path, metavar="B.npz")
+    parser.add_argument("a", type=file_name, metavar="A.npz")
+    parser.add_argument("b", type=file_name, metavar="B.npz")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, style: Style) -> Result:
     """Compare; exit code 0 when both files hold the same arrays, word for word."""
     a, b = _load(args.a, "A.npz"), _load(args.b, "B.npz")
+    if not any(words.size for words, _ in (*a.values(), *b.values())):
+        raise UsageError(f"A.npz {args.a} and B.npz {args.b} must hold words to compare, and both are empty")
     compared = [_compare(name, a, b) for name in [*a, *(name for name in b if name not in a)]]
     different = [item for item in compared if not item.same]
     total = f"{count(len(compared), 'array')}, " + (f"{len(different)} different" if different else "all the same")

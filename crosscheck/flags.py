@@ -6,6 +6,7 @@ Every flag is None until it is given, so that a verb can tell what was asked fro
 from __future__ import annotations
 
 import argparse
+import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,17 @@ from . import inputs
 from .text import list_of
 from .text import shape as shape_of
 
-__all__ = ["DEFAULTS", "SCHEDULE_FLAGS", "Request", "UsageError", "given", "report_flags", "request", "schedule_flags"]
+__all__ = [
+    "DEFAULTS",
+    "SCHEDULE_FLAGS",
+    "Request",
+    "UsageError",
+    "file_name",
+    "given",
+    "report_flags",
+    "request",
+    "schedule_flags",
+]
 
 DEFAULTS: dict[str, Any] = {
     "variant": "running_max", "block_M": 64, "block_N": 64, "threads": 128, "stages": 0, "mask": "full",
@@ -33,7 +44,10 @@ DEFAULTS: dict[str, Any] = {
 SHAPE_FLAGS = ("batch", "heads", "heads_kv", "seq", "seq_kv", "dim")
 SCHEDULE_FLAGS = tuple(DEFAULTS)
 MOST = 2**31 - 1
-MOST_ELEMENTS = 2**31
+# Limits on what is simulated, so that nothing runs out of memory, or into the next day, unannounced.
+MOST_ELEMENTS = 2**25  # of q, of k: a few GiB at the peak
+MOST_IN_TILE = 2**24
+MOST_PRODUCTS = 2**37  # about an hour
 
 
 class UsageError(Exception):
@@ -44,15 +58,20 @@ def integer(least: int) -> Callable[[str], int]:
     """The argparse type of an integer of at least `least`."""
 
     def parse(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            number = least - 1
+        plain = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
+        number = int(text) if plain else least - 1
         if not least <= number <= MOST:
             raise ArgumentTypeError(f"must be an integer from {least} to {MOST}, not {text!r}")
         return number
 
     return parse
+
+
+def file_name(text: str) -> Path:
+    """The argparse type of a file or folder."""
+    if not text or "\0" in text:
+        raise ArgumentTypeError(f"must be the name of a file, not {text!r}")
+    return Path(text)
 
 
 def one_of(*names: str) -> Callable[[str], str]:
@@ -199,11 +218,11 @@ def _from_family(args: argparse.Namespace, family: str) -> tuple[Format, np.ndar
     if size["heads"] % heads_kv:
         raise UsageError(f"--heads must be a multiple of --heads-kv, not {size['heads']} with --heads-kv {heads_kv}")
     shape = inputs.Shape(size["batch"], size["heads"], heads_kv, size["seq"], seq_kv, size["dim"])
-    for name, dims in (("q", shape.q), ("k", shape.kv)):
-        if np.prod(np.array(dims, float)) > MOST_ELEMENTS:
-            raise UsageError(
-                f"--batch, --heads, --seq and --dim give {name} {list(dims)}, more than {MOST_ELEMENTS} elements"
-            )
+    for name, rows, dims in (("q", "--seq", shape.q), ("k", "--seq-kv or --seq", shape.kv)):
+        if math.prod(dims) > MOST_ELEMENTS:
+            flags = f"--batch, --heads, {rows} and --dim"
+            raise UsageError(f"{flags} give {name} {list(dims)}, more than {MOST_ELEMENTS} elements")
+    _check_work(args, shape.q, shape.kv)
     fmt = inputs.DTYPES[given(args, "dtype")]
     try:
         return fmt, *inputs.make(family, shape, fmt, given(args, "seed"))
@@ -227,6 +246,7 @@ def _from_file(args: argparse.Namespace, path: Path) -> tuple[Format, np.ndarray
             f"--inputs {path} must hold q, k and v all of {list_of(list(inputs.DTYPES), 'or')}, not {names}"
         )
     _check_shapes(path, q, k, v)
+    _check_work(args, q.shape, k.shape)
     size = {"batch": q.shape[0], "heads": q.shape[2], "heads_kv": k.shape[2], "seq": q.shape[1], "seq_kv": k.shape[1]}
     for name, found in (size | {"dim": q.shape[3], "dtype": fmt.name}).items():
         asked = getattr(args, name)
@@ -235,6 +255,25 @@ def _from_file(args: argparse.Namespace, path: Path) -> tuple[Format, np.ndarray
     if args.seed is not None:
         raise UsageError(f"--seed makes inputs, and --inputs {path} holds them already")
     return fmt, q, k, v
+
+
+def _check_work(args: argparse.Namespace, q: tuple[int, ...], kv: tuple[int, ...]) -> None:
+    """Raise UsageError when a tile is too large, or all of them would take too long; q and kv are shapes."""
+    (batch, seq, heads, dim), seq_kv = q, kv[1]
+    rows, keys = given(args, "block_M"), given(args, "block_N")
+    sizes = (
+        ("--block-M and --block-N", rows, keys),
+        ("--block-M and --dim", rows, dim),
+        ("--block-N and --dim", keys, dim),
+    )
+    for flags, down, across in sizes:
+        if down * across > MOST_IN_TILE:
+            raise UsageError(f"{flags} give a tile of {down}x{across}, more than {MOST_IN_TILE} elements")
+    # Rows and keys in whole tiles; beside its products an element of a tile takes the time of about 32.
+    products = batch * heads * (-(-seq // rows) * rows) * (-(-seq_kv // keys) * keys) * max(dim, 32)
+    if products > MOST_PRODUCTS:
+        flags = "--batch, --heads, --seq, --seq-kv and --dim"
+        raise UsageError(f"{flags} give {products} products, more than {MOST_PRODUCTS}, which take about an hour")
 
 
 def _check_shapes(path: Path, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,11 +61,10 @@ def check_family(family: str) -> None:
     if family in FAMILIES:
         return
     if family.startswith("const:"):
-        try:
-            if math.isfinite(float(family.removeprefix("const:"))):
+        number = family.removeprefix("const:")
+        with suppress(ValueError):
+            if set(number) <= set("0123456789.eE+-") and math.isfinite(float(number)):
                 return
-        except ValueError:
-            pass
         raise ValueError(f"inputs const:C must have a finite number C, not {family.removeprefix('const:')!r}")
     raise ValueError(f"inputs must be one of {', '.join(FAMILIES)}, const:C or a FILE.npz, not {family!r}")
 
@@ -81,16 +81,30 @@ def _uniform16(bits: np.random.PCG64, size: int) -> np.ndarray:
     return (quarters & np.uint64(0xFFFF)).astype(np.int64).reshape(-1)[:size]
 
 
+def _parts(size: int) -> list[slice]:
+    """Where `size` elements are made, part by part."""
+    return [slice(at, min(at + _PART, size)) for at in range(0, size, _PART)]
+
+
 def _gaussian(bits: np.random.PCG64, size: int) -> np.ndarray:
-    """`size` integers with mean 0 and standard deviation 65536: each the sum of twelve uniform 16-bit integers."""
-    parts = [_uniform16(bits, 12 * min(_PART, size - at)).reshape(-1, 12).sum(axis=1) for at in range(0, size, _PART)]
-    return np.concatenate(parts) - 12 * 65535 // 2
+    """`size` integers with mean 0 and standard deviation 65536: each the sum of twelve uniform 16-bit integers.
+
+    They are below 2**24, so that float32 holds them.
+    """
+    out = np.empty(size, np.float32)
+    for part in _parts(size):
+        uniform = _uniform16(bits, 12 * (part.stop - part.start)).reshape(-1, 12)
+        out[part] = uniform.sum(axis=1) - 12 * 65535 // 2
+    return out
 
 
 def _rounded(integers: np.ndarray, exponents: int | np.ndarray, fmt: Format) -> np.ndarray:
     """Words of integers * 2**exponents; the product must be exact in float32, so that `fmt` rounds once."""
-    exact = np.ldexp(integers.astype(np.float64), exponents).astype(np.float32)
-    return convert(exact.view(np.uint32), FP32, fmt)
+    out, exponents = np.empty(integers.size, fmt.word), np.broadcast_to(np.asarray(exponents, np.int16), integers.shape)
+    for part in _parts(integers.size):
+        exact = np.ldexp(integers[part].astype(np.float64), exponents[part]).astype(np.float32)
+        out[part] = convert(exact.view(np.uint32), FP32, fmt)
+    return out
 
 
 def _normal_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int, exponent: int = 0) -> np.ndarray:
@@ -113,7 +127,8 @@ def _large(shape: Shape, fmt: Format, seed: int) -> QKV:
 def _tiny_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int) -> np.ndarray:
     """About normal times 2**e: half of the e among the format's least exponents, half from -25 to -10."""
     bits, size = _bits(seed, stream), math.prod(shape)
-    integers, draw = _gaussian(bits, size), _uniform16(bits, size)
+    integers = _gaussian(bits, size)
+    draw = np.concatenate([_uniform16(bits, part.stop - part.start).astype(np.int32) for part in _parts(size)])
     least = (
         fmt.emin - fmt.fraction_bits
     )  # the smallest subnormal is 2**least; -133 for bfloat16, so that 2**(least - 16) is float32's

@@ -13,11 +13,11 @@ from sim.captures import save_arrays
 from sim.formats import Format
 
 from .diff import Diff, diff
-from .flags import Request, UsageError, report_flags, request, schedule_flags
+from .flags import Request, UsageError, file_name, report_flags, request, schedule_flags
 from .reference import Errors, attention, errors
 from .result import DIFFERS, SAME, Result
 from .rows import nan_map, per_head
-from .simulate import Device, find_gpu, on_gpu, on_simulator
+from .simulate import Device, basis, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
 from .text import count, shape, wrapped
 
@@ -46,14 +46,15 @@ class Outcome:
     def to_json(self) -> dict[str, Any]:
         gpu = {"gpu": self.gpu and self.gpu.to_json(), "device": self.device and self.device.name}
         rows = {"nan_rows": per_head(self.nan), "errors": self.errors.to_json()}
-        return {"verb": "run"} | self.request.describe() | rows | gpu | {"gpu_reason": self.reason or None}
+        about = {"verb": "run"} | self.request.describe() | {"words": basis(self.request.arch)}
+        return about | rows | gpu | {"gpu_reason": self.reason or None}
 
 
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "simulate a schedule on inputs: NaN rows, error against float64"
     parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags()])
-    parser.add_argument("--out", type=Path, metavar="FILE.npz", help="save the output's words as array o")
+    parser.add_argument("--out", type=file_name, metavar="FILE.npz", help="save the output's words as array o")
     parser.set_defaults(run=run)
 
 
@@ -66,7 +67,7 @@ def check_out(path: Path | None, name: str) -> None:
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(
             f"{name} {path} cannot be written: "
-            + ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+            + ("it is a directory" if path.is_dir() else f"there is no folder {path.parent}")
         )
 
 
@@ -114,6 +115,7 @@ def _report(outcome: Outcome, style: Style) -> str:
         style.paint(f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mode}, simulated for {asked.arch}", "bold")
     ]
     lines.append(f"  threads {s.threads}, stages {s.num_stages}")
+    lines.append(f"  words      {basis(asked.arch)}")
     lines.append(f"  inputs     {asked.inputs}, {asked.format.name}")
     lines.append(f"             q {shape(asked.q)}, k and v {shape(asked.k)}")
     lines.append("  NaN        " + _nan(outcome, style))

@@ -15,12 +15,12 @@ from sim.flash import VARIANTS, Schedule
 from sim.formats import Format, values
 
 from .diff import Diff, diff
-from .flags import SCHEDULE_FLAGS, UsageError, flag, given, report_flags, schedule_flags
+from .flags import SCHEDULE_FLAGS, UsageError, file_name, flag, given, report_flags, schedule_flags
 from .result import DIFFERS, SAME, Result
 from .rows import phrase, ranges
 from .simulate import Device, Job, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
-from .text import count, wrapped
+from .text import count, shape, wrapped
 
 __all__ = ["CASES", "Case", "Cell", "add", "run"]
 
@@ -116,7 +116,7 @@ def add(verbs: Any) -> None:
     """Add the verb to the command line."""
     text = "the table of TileLang issue #948: 3 cases, 5 variants, every word against the H200's"
     parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags()])
-    parser.add_argument("--captures", type=Path, metavar="DIR", help="where seed.npz and seed.json are")
+    parser.add_argument("--captures", type=file_name, metavar="DIR", help="where seed.npz and seed.json are")
     parser.set_defaults(run=run)
 
 
@@ -151,7 +151,22 @@ def _capture(folder: Path) -> Capture:
     for name in (f"{case.name}__{part}" for case in CASES for part in names):
         if name not in capture.arrays:
             raise UsageError(f"the seed's capture {path} has no array {name}")
+    for name in ("device", "arch"):
+        if capture.manifest[name] is None:
+            raise UsageError(f"the seed's capture {path} must say on which {name} it was measured, and says null")
+    _check_cases(path, capture)
     return capture
+
+
+def _check_cases(path: Path, capture: Capture) -> None:
+    """Raise UsageError unless a case's reference and outputs have the shape and format of its q."""
+    for case in CASES:
+        q, fmt = capture.arrays[f"{case.name}__q"]
+        for part in ("torch_reference", *(f"{variant}__o" for variant in VARIANTS)):
+            words, other = capture.arrays[f"{case.name}__{part}"]
+            if (words.shape, other) != (q.shape, fmt):
+                found, wanted = f"{other.name} {shape(words)}", f"{fmt.name} {shape(q)}"
+                raise UsageError(f"the seed's capture {path} must hold {case.name}__{part} as {wanted}, not {found}")
 
 
 def _cells(capture: Capture, asked: list[tuple[Case, str]], arch: str, device: Device | None) -> list[Cell]:

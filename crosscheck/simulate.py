@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 import sim
+from sim.arch import arch as find_arch
 from sim.flash import Schedule
 from sim.formats import Format, to_words
 
 from .flags import UsageError
 
-__all__ = ["Device", "Job", "find_gpu", "on_gpu", "on_simulator"]
+__all__ = ["Device", "Job", "basis", "find_gpu", "on_gpu", "on_simulator"]
 
 Job = tuple[Any, Any, Any, Schedule]  # q, k, v, schedule
 
@@ -24,6 +25,13 @@ def on_simulator(q: Any, k: Any, v: Any, schedule: Schedule, arch: str) -> tuple
         return to_words(sim.flash_attention(q, k, v, schedule, arch=arch))
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UsageError(str(error)) from error
+
+
+def basis(arch: str) -> str:
+    """What the words of an architecture rest on."""
+    if find_arch(arch).measured:
+        return "measured (H200)"
+    return f"literature: nobody here has measured words on {arch}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,7 @@ def find_gpu(when: str, arch: str) -> tuple[Device | None, str]:
             return found, ""
         reason = f"no GPU run: the GPU here is a {found.name} ({found.arch}), and --arch is {arch}"
     if when == "require":
-        raise UsageError(f"--gpu require: {reason}")
+        raise UsageError(f"--gpu require: {reason.removeprefix('no GPU run: ')}")
     return None, reason
 
 

@@ -141,7 +141,8 @@ def refused(path: Path, *told: str) -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     refused(tmp_path / "none.npz", "is not there")
-    refused(tmp_path, "is not there")
+    refused(tmp_path, "is a directory")
+    refused(tmp_path / "a.npz" / "b.npz", "is not there")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 200, -30])
@@ -176,6 +177,13 @@ def test_python_objects_are_never_unpickled(tmp_path: Path) -> None:
 
     refused(npz(tmp_path / "a.npz", x=np.array([Bomb()], object)), "entry x", "Python objects", "unsigned words")
     assert not (tmp_path / "boom").exists()
+
+
+def test_damage_is_told_without_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    save_arrays(path, {"x": (ONE, FP16)})
+    path.write_bytes(b"before" + path.read_bytes())
+    refused(path, "is damaged (its headers cannot be read)")
 
 
 def test_words_without_their_format(tmp_path: Path) -> None:
@@ -250,6 +258,21 @@ def test_a_manifest_that_says_too_little(capture: Path) -> None:
     del said["driver"], said["sha256"]
     manifest.write_text(json.dumps(said))
     refused_capture(capture, "must say sha256, driver")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sha256", None), ("device", 5), ("arch", "foo"), ("arch", ["sm_90"]), ("command", {}), ("seed", "0"),
+     ("seed", True), ("integers", 5), ("integers", [5]), ("integers", "x"), ("cells", {}), ("cells", ["one"])],
+)  # fmt: skip
+def test_a_manifest_of_other_types(capture: Path, name: str, value: object) -> None:
+    edit(capture, **{name: value})
+    refused_capture(capture, f" as {name}, not {json.dumps(value)}")
+
+
+def test_a_fact_may_be_null(capture: Path) -> None:
+    edit(capture, **dict.fromkeys(FACTS))
+    assert load_capture(capture).manifest["arch"] is None
 
 
 def test_a_capture_that_was_changed(capture: Path) -> None:

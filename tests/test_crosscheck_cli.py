@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib.metadata
 import io
 import json
 import os
@@ -55,7 +57,19 @@ MISTAKES = [
     ("run --seq 2000000000", "crosscheck run: --batch, --heads, --seq and --dim give q [1, 2000000000, 1, 128], more"),
     ("run --seed", "crosscheck run: --seed expected one argument"),
     ("run --fast-math=3", "crosscheck run: --fast-math/--no-fast-math takes no value, not '3'"),
-    ("run --block 16", "crosscheck run: ambiguous option: --block could match --block-M, --block-N"),
+    ("run --block 16", "crosscheck run: unknown flag --block (--help lists them)"),
+    ("seed --var=block_max", "crosscheck seed: unknown flag --var (--help lists them)"),
+    ("run FILE", "crosscheck run: one argument too many: FILE"),
+    ("--foo", "crosscheck: unknown flag --foo (--help lists them)"),
+    ("run --seq ٦٤", "crosscheck run: --seq must be an integer from 1 to 2147483647, not '٦٤'"),
+    ("run --seq 6_4", "crosscheck run: --seq must be an integer from 1 to 2147483647, not '6_4'"),
+    ("run --inputs const:1_0", "crosscheck run: --inputs const:C must have a finite number C, not '1_0'"),
+    ("run --block-M 1000000", "crosscheck run: --block-M and --block-N give a tile of 1000000x64, more than 16777216"),
+    ("run --block-N 200000", "crosscheck run: --block-N and --dim give a tile of 200000x128, more than 16777216"),
+    ("run --seq 65536", "crosscheck run: --batch, --heads, --seq, --seq-kv and --dim give 549755813888 products, more"),
+    ("run --seq-kv 999999", "crosscheck run: --batch, --heads, --seq-kv or --seq and --dim give k [1, 999999, 1, 128]"),
+    ("run --out=", "crosscheck run: --out must be the name of a file, not ''"),
+    ("diff . b.npz", "crosscheck diff: A.npz: . is a directory"),
     ("run --out o.txt", "crosscheck run: --out must be the name of a .npz file, not 'o.txt'"),
     ("run --out no/o.npz", "crosscheck run: --out no/o.npz cannot be written: there is no folder no"),
     ("run --arch sm_75 --dtype bfloat16", "crosscheck run: sm_75 has no modelled dot product of bfloat16"),
@@ -92,6 +106,7 @@ def test_run_reports_nan_rows_map_and_error(capsys: pytest.CaptureFixture[str]) 
     assert main(line.split()) == 0
     out, err = capsys.readouterr()
     lines = out.splitlines()
+    assert lines.pop(2) == "  words      measured (H200)"
     assert lines[0] == "block_max, 128x64 blocks, causal, fast math, simulated for sm_90" and err == ""
     assert lines[2:4] == [
         "  inputs     normal, seed 3, float16",
@@ -237,6 +252,88 @@ def test_no_memory_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
     monkeypatch.setattr(sim, "flash_attention", full)
     assert error_of(capsys, "run", *SMALL).endswith("is too large: there is not enough memory")
+
+
+def test_what_words_of_another_architecture_rest_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--arch", "sm_80", "--json"]) == 0
+    out, err = capsys.readouterr()
+    said = "literature: nobody here has measured words on sm_80"
+    assert json.loads(out)["words"] == said and f"  words      {said}\n" in err
+
+
+def test_two_empty_files_are_not_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    a = str(tmp_path / "a.npz")
+    for arrays in ({}, {"o": (np.zeros(0, np.uint16), FP16)}):
+        save_arrays(a, arrays)
+        assert error_of(capsys, "diff", a, a).endswith("must hold words to compare, and both are empty")
+
+
+def test_version(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["--version"]) == 0 and capsys.readouterr().out.startswith("tilewords ")
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "tilewords of a clone that is not installed\n"
+
+
+@pytest.mark.parametrize("verb", ["seed", "run", "diff", "capture"])
+def test_every_verb_says_its_exit_codes(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert "exit codes: 0 " in capsys.readouterr().out
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    """A command line of crosscheck in a shell, with its redirections."""
+    command = f"{sys.executable} -m crosscheck {line}"
+    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("line", ["--help", " ".join(["run", *SMALL]), " ".join(["run", *SMALL, "--json"])])
+def test_a_full_disk_is_a_sentence(line: str) -> None:
+    done = shell(f"{line} >/dev/full")
+    assert done.returncode == 2 and done.stderr.startswith("crosscheck: the report cannot be written: No space left")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("line", "code"), [("run --seq x 2>/dev/full", 2), ("run --seq x 2>&-", 2), ("--help >&-", 0)])
+def test_streams_that_take_nothing(line: str, code: int) -> None:
+    done = shell(line)
+    assert done.returncode == code and done.stdout == done.stderr == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(closed: str) -> None:
+    done = shell(" ".join(["run", *SMALL, closed]))
+    assert done.returncode == 0 and done.stderr == "" and ("simulated" in done.stdout) == (closed == "2>&-")
+
+
+def test_an_interrupt_while_it_loads_is_130() -> None:
+    code = """
+import sys, crosscheck.__main__
+assert "numpy" not in sys.modules
+class Stop:
+    def find_spec(self, name, *_):
+        if name == "numpy": raise KeyboardInterrupt
+sys.meta_path.insert(0, Stop())
+sys.exit(crosscheck.__main__.main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("command", ["-m gpu.probes --out OUT", "tools/capture_flash.py OUT", "tools/capture_flash.py"])
+def test_gpu_tools_without_a_gpu_create_nothing(command: str, tmp_path: Path) -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        words = [sys.executable, *command.replace("OUT", str(tmp_path / "out")).split()]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and done.stdout == "" and "Traceback" not in done.stderr
+        assert "no GPU run: " in done.stderr if "OUT" in command else "OUT_DIR" in done.stderr
+        assert not list(tmp_path.iterdir())
 
 
 def test_broken_pipe_is_quiet() -> None:

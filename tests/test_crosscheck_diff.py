@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crosscheck import assert_same_words, diff
-from crosscheck.diff import KINDS, ordinals
+from crosscheck.diff import KINDS, assert_same_words, diff, ordinals
 from sim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 
 FORMATS = (FP32, FP16, BF16, E4M3, E5M2)

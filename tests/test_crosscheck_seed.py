@@ -132,6 +132,35 @@ def test_a_wrong_checksum_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arch": None}, "must say on which arch it was measured, and says null"),
+        ({"device": None}, "must say on which device it was measured, and says null"),
+        ({"arch": "foo"}, 'must have an architecture that sim models, as sm_90, or null as arch, not "foo"'),
+        ({"device": 5}, "must have a string or null as device, not 5"),
+    ],
+)
+def test_a_manifest_that_does_not_say_what_was_measured(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed(tmp_path, "const3__q", (0, 0, 0, 0), 0)
+    manifest = tmp_path / "seed.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | changes))
+    assert main(["seed", "--captures", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+
+
+def test_an_output_of_another_shape_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capture = load_capture(CAPTURES / "seed.npz")
+    words, fmt = capture.arrays["const3__block_max__o"]
+    facts = {key: value for key, value in capture.manifest.items() if key not in ("version", "sha256")}
+    save_capture(tmp_path / "seed.npz", capture.arrays | {"const3__block_max__o": (words[:, :5], fmt)}, facts)
+    assert main(["seed", "--captures", str(tmp_path)]) == 2
+    assert "must hold const3__block_max__o as float16 [1, 128, 1, 128], not float16 [1, 5" in capsys.readouterr().err
+
+
 def test_a_missing_capture_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["seed", "--captures", str(tmp_path)]) == 2
     assert str(tmp_path / "seed.npz") in capsys.readouterr().err
@@ -163,7 +192,7 @@ def test_a_gpu_of_another_architecture(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert main(["seed", "--variant", "running_max"]) == 0
     assert "no GPU run: the GPU here is a NVIDIA H200 (sm_89), and --arch is sm_90" in capsys.readouterr().out
     assert main(["seed", "--variant", "running_max", "--gpu", "require"]) == 2
-    assert capsys.readouterr().err.startswith("crosscheck seed: --gpu require: no GPU run: the GPU here is")
+    assert capsys.readouterr().err.startswith("crosscheck seed: --gpu require: the GPU here is")
 
 
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,4 +200,4 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert main(["seed", "--variant", "running_max"]) == 0
     assert capsys.readouterr().out.endswith("no GPU run: nothing here\n")
     assert main(["seed", "--gpu", "require"]) == 2
-    assert capsys.readouterr().err == "crosscheck seed: --gpu require: no GPU run: nothing here\n"
+    assert capsys.readouterr().err == "crosscheck seed: --gpu require: nothing here\n"

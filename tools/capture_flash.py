@@ -9,6 +9,7 @@ inputs and every variant. Inputs are made again from their family and seed, so t
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import gpu
 from crosscheck.diff import diff
@@ -152,7 +155,16 @@ def _describe(cell: Cell) -> dict[str, Any]:
     return described
 
 
+def command_line() -> int:
+    """Exit code 2 when there is no GPU to run on."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0], allow_abbrev=False)
+    parser.add_argument("out", type=Path, metavar="OUT_DIR", help="gets flash.npz, flash.json and report.json")
+    out = parser.parse_args().out
+    if reason := gpu.unavailable():
+        print(f"capture_flash: {reason}", file=sys.stderr)
+        return 2
+    return main(out)
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(command_line())

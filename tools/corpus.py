@@ -707,8 +707,8 @@ def run_file(path: Path, recorder: Recorder) -> list[str]:
     module.__file__ = str(path)
     sys.modules["__main__"] = module
     code = compiled(path.read_text(), str(path))
-    importlib.machinery.SourceFileLoader.source_to_code = lambda loader, data, file, *_, **__: (
-        compiled(data, file, assertions=not recorder.inside(file))
+    importlib.machinery.SourceFileLoader.source_to_code = lambda loader, data, file, *_, **__: compiled(
+        data, file, assertions=not recorder.inside(file)
     )
     with PretendedGpu():
         attempt(lambda: exec(code, vars(module)), errors)

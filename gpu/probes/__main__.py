@@ -5,17 +5,20 @@
 
 Each section runs in a process of its own with a time limit, and stops by itself a little before it, so that what it has
 counted is kept. DIR gets report.json, probes.json (its counts), differences.npz (the first differences) and
-mufu_*.npz (words of approximations). The exit status is 0 when every section finished and no claimed case differs.
+mufu_*.npz (words of approximations). The exit status is 0 when every section finished and no claimed case differs, 2
+for bad usage or a machine that cannot run them.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import datetime
 import json
 import multiprocessing
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -268,8 +271,24 @@ def _merge_differences(parts: Path, out: Path) -> None:
         np.savez_compressed(out / "differences.npz", **arrays)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m gpu.probes", description=__doc__.partition("\n")[0])
+def _missing(libraries: str | None) -> str | None:
+    """What the machine lacks to run the probes, in one sentence; None when it lacks nothing."""
+    try:
+        found = ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
+    except OSError:
+        return "no GPU run: there is no CUDA device (the NVIDIA driver's libcuda.so.1 is not installed)"
+    if not found:
+        return "no GPU run: the NVIDIA driver sees no CUDA device"
+    compiled = libraries and all((Path(libraries) / f"{name}.so").exists() for name in build.LIBRARIES)
+    if not compiled and not shutil.which("nvcc") and not Path("/usr/local/cuda/bin/nvcc").exists():
+        return "no GPU run: nvcc, which compiles the probes, is neither on PATH nor in /usr/local/cuda/bin"
+    return None
+
+
+def _options() -> argparse.Namespace:
+    """The flags; ends the program with code 2 for those that cannot be."""
+    summary = (__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m gpu.probes", description=summary, allow_abbrev=False)
     parser.add_argument("--only", default="a,b,c,d", help="letters of the parts, or names of sections")
     parser.add_argument("--out", default="probes-out", help="directory of the report")
     parser.add_argument("--build", help="directory of the compiled libraries, reused when they are there")
@@ -277,8 +296,19 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--section", choices=SECTIONS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    known = {*SECTIONS, *(letter for letter, _ in SECTIONS.values())}
+    if unknown := [name for name in options.only.split(",") if name not in known]:
+        parser.error(f"--only must name parts or sections, of {', '.join(sorted(known))}, not {unknown[0]!r}")
+    return options
+
+
+def main() -> int:
+    options = _options()
     if options.section:
         return _child(options)
+    if reason := _missing(options.build):
+        print(f"python -m gpu.probes: {reason}", file=sys.stderr)
+        return 2
     chosen = set(options.only.split(","))
     out = Path(options.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
