@@ -81,8 +81,8 @@ def _function(module: Any, name: str) -> Any:
 
 def reduction_plans(
     pf: Any, arch: str, pass_configs: dict[str, Any], count: int
-) -> list[tuple[str, Any, Any, int, int]]:
-    """For each of the `count` reductions in program order, what the compiler made of it."""
+) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """For each of the `count` reductions in program order: its call, its loop (`_reduction_loops`), the layout map."""
     from tvm.tirx import stmt_functor
 
     inferred, lowered = lower(pf, arch, pass_configs)
@@ -104,7 +104,7 @@ def reduction_plans(
     loops = _reduction_loops(lowered.body)
     if not len(reduces) == len(loops) == count:
         raise Unsupported(f"{count} reductions that became {len(loops)} loops (packed pairs or a fused form)")
-    return [(call, loop, layouts, 0, 0) for call, loop in zip(reduces, loops, strict=True)]
+    return [(call, loop, layouts) for call, loop in zip(reduces, loops, strict=True)]
 
 
 def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], str | None]]:

@@ -201,7 +201,7 @@ class _Plans:
         if number not in self.made:
             if self.found is None:
                 self.found = reduction_plans(self.pf, self.target, self.configs, self.statements.reductions)
-            call, loop, layouts, *_ = self.found[number]
+            call, loop, layouts = self.found[number]
             self.made[number] = make_plan(call, loop, layouts, evaluate)
         return self.made[number]
 
