@@ -55,7 +55,7 @@ def _today() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code: 0, or 1 with the reason on the error stream."""
+    """The command line. Returns the exit code: 0, or 2 with the reason on the error stream."""
     parser = argparse.ArgumentParser(prog="python -m gpu.capture", description="Measure a capture again on this GPU.")
     parser.add_argument("old", type=Path, help="the capture that has the inputs and schedules (.npz)")
     parser.add_argument("new", type=Path, help="the capture to write (.npz)")
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         count = capture_again(options.old, options.new, options.timeout)
     except (CaptureError, GpuUnavailable, KernelError) as error:
         print(error, file=sys.stderr)
-        return 1
+        return 2
     print(f"{options.new}: {count} cells measured")
     return 0
 

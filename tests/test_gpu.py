@@ -316,11 +316,11 @@ def test_arrays_that_do_not_fit(echo: None, error: type, told: str, shapes: list
 
 
 def test_a_capture_is_measured_again(echo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = dict.fromkeys(("device", "driver", "cuda", "torch", "tilelang", "arch"), "here")
+    info = dict.fromkeys(("device", "driver", "cuda", "torch", "tilelang"), "here") | {"arch": "sm_90"}
     monkeypatch.setattr(capture, "device_info", lambda: info)
     q, o = np.arange(32, dtype=np.uint16).reshape(1, 8, 1, 4), np.zeros((1, 8, 1, 4), np.uint16)
     cell = {"q": "q", "k": "q", "v": "q", "o": "o", "schedule": {"block_M": 64}}
-    facts = dict.fromkeys(FACTS, "there") | {"cells": [cell], "about": "x"}
+    facts = dict.fromkeys(FACTS, "there") | {"arch": "sm_80", "seed": 1, "cells": [cell], "about": "x"}
     save_capture(tmp_path / "old.npz", {"q": (q, FP16), "o": (o, FP16)}, facts)
     assert capture.main([str(tmp_path / "old.npz"), str(tmp_path / "new.npz")]) == 0
     new = load_capture(tmp_path / "new.npz")
@@ -330,9 +330,9 @@ def test_a_capture_is_measured_again(echo: None, tmp_path: Path, monkeypatch: py
 
 def test_a_capture_that_names_no_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_arrays(tmp_path / "old.npz", {})
-    assert capture.main([str(tmp_path / "old.npz"), str(tmp_path / "new.npz")]) == 1
+    assert capture.main([str(tmp_path / "old.npz"), str(tmp_path / "new.npz")]) == 2
     assert "has no manifest" in capsys.readouterr().err
     save_capture(tmp_path / "old.npz", {}, dict.fromkeys(FACTS))
-    assert capture.main([str(tmp_path / "old.npz"), str(tmp_path / "new.npz")]) == 1
+    assert capture.main([str(tmp_path / "old.npz"), str(tmp_path / "new.npz")]) == 2
     assert "has no cells that name the arrays" in capsys.readouterr().err
     assert json.loads((tmp_path / "old.json").read_text())["version"] == 1

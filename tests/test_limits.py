@@ -129,8 +129,8 @@ def test_threads_of_a_block() -> None:
 @pytest.mark.parametrize("arch", SHARED_KIB)
 def test_shared_memory(arch: str) -> None:
     fits = max(n for n in range(16, 2048, 16) if shared_bytes(Schedule(64, n), 64) <= SHARED_KIB[arch] * 1024)
-    assert why_not_compilable(Schedule(64, fits), arch, 64, "bfloat16") is None
-    reason = why_not_compilable(Schedule(64, fits + 16), arch, 64, "bfloat16")
+    assert why_not_compilable(Schedule(64, fits), arch, 64, "float16") is None
+    reason = why_not_compilable(Schedule(64, fits + 16), arch, 64, "float16")
     size = shared_bytes(Schedule(64, fits + 16), 64)
     assert words(reason) == f"Failed to set the allowed dynamic shared memory size to {size}"
     assert f"KiB of shared memory, {arch} has {SHARED_KIB[arch]} KiB" in str(reason)
