@@ -47,7 +47,7 @@ class _Operand:
 
 def _decode(words: np.ndarray, fmt: Format, pad: int) -> _Operand:
     """Operand words [rows, K] as [K + pad, rows]. Five exponent bits fit int8, where -64 marks a zero."""
-    words = np.pad(words.T, ((0, pad), (0, 0))) & fmt.word.type(fmt.sign | fmt.exponent_mask | fmt.fraction_mask)
+    words = np.ascontiguousarray(np.pad(words.T, ((0, pad), (0, 0)))) & fmt.word.type(fmt.sign | fmt.exponent_mask | fmt.fraction_mask)
     if fmt is FP16:
         value = words.view(np.float16).astype(np.float32)
     else:
@@ -113,17 +113,18 @@ def _product_exponent(a: _Operand, b: _Operand, work: _Buffers) -> np.ndarray:
 
 def _narrow_step(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct, work: _Buffers) -> np.ndarray:
     """One step on finite words, rounded toward zero: float32 words [rows, columns] in and out."""
-    E = _product_exponent(a, b, work)
-    E += 127  # biased; the clamp keeps both scales normal and, by _narrow_enough, never binds where a term is not zero
-    np.maximum(E, (c >> np.uint32(23)).view(np.int32) & 0xFF, out=E)
-    np.maximum(E, 27, out=E)
-    scale = ((254 + unit.F - E) << 23).view(np.float32)
+    E = np.maximum(_product_exponent(a, b, work), -127)
+    E += 127  # biased, in the place of an exponent field; the clamp keeps both scales normal and, by _narrow_enough,
+    E <<= 23  # never binds where a term is not zero
+    np.maximum(E, c.view(np.int32) & np.int32(FP32.inf), out=E)
+    np.maximum(E, 27 << 23, out=E)
+    scale = (np.uint32((254 + unit.F) << 23) - E.view(np.uint32)).view(np.float32)
     total = _sum_products(a, b, scale, work).astype(np.float64)
     total += np.trunc(c.view(np.float32) * scale)
     bits = total.view(np.int64)
     bits &= np.int64(-1 << (52 - (23 if unit.out == "rz_fp32" else 13)))
     result = total.astype(np.float32)
-    result *= ((E - unit.F) << 23).view(np.float32)
+    result *= (E - np.int32(unit.F << 23)).view(np.float32)
     return result.view(np.uint32)
 
 
@@ -183,10 +184,11 @@ def _block(a: _Operand, b: _Operand, c: np.ndarray, unit: DotProduct) -> np.ndar
     work = _Buffers.make(unit, c.shape, a.exponent.dtype, wide=not narrow)
     for k in range(0, a.value.shape[0], unit.L):
         ak, bk = (x.part(slice(k, k + unit.L)) for x in (a, b))
-        top = (c & fmt.word.type(fmt.exponent_mask)) == fmt.word.type(fmt.exponent_mask)
-        if ak.special is None and bk.special is None and not top.any():
+        field = c & fmt.word.type(fmt.exponent_mask)
+        if ak.special is None and bk.special is None and int(field.max()) < fmt.exponent_mask:
             c = step(ak, bk, c, unit, work)
         else:
+            top = field == fmt.word.type(fmt.exponent_mask)
             c = _special(ak, bk, c, step(ak, bk, np.where(top, fmt.word.type(0), c), unit, work), fmt)
     return c
 
