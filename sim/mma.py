@@ -47,7 +47,8 @@ class _Operand:
 
 def _decode(words: np.ndarray, fmt: Format, pad: int) -> _Operand:
     """Operand words [rows, K] as [K + pad, rows]. Five exponent bits fit int8, where -64 marks a zero."""
-    words = np.ascontiguousarray(np.pad(words.T, ((0, pad), (0, 0)))) & fmt.word.type(fmt.sign | fmt.exponent_mask | fmt.fraction_mask)
+    used = fmt.word.type(fmt.sign | fmt.exponent_mask | fmt.fraction_mask)
+    words = np.ascontiguousarray(np.pad(words.T, ((0, pad), (0, 0)))) & used
     if fmt is FP16:
         value = words.view(np.float16).astype(np.float32)
     else:

@@ -11,7 +11,7 @@ pytest.importorskip("tilelang")
 
 TOOL = Path(__file__).parents[1] / "tools" / "corpus.py"
 
-KERNELS = '''
+KERNELS = """
 import tilelang
 import tilelang.language as T
 import torch
@@ -61,7 +61,7 @@ if __name__ == "__main__":
     copied(z.shape[0])
     assert torch.cuda.get_device_capability() == (9, 0)
     raise ValueError("only after three kernels")
-'''
+"""
 PROGRAMS = {
     "family/kernels.py": KERNELS,
     "family/again.py": "import kernels\n\n\ndef test_again():\n    kernels.scaled(1 << 16, 1 << 16)\n",
