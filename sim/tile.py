@@ -233,13 +233,18 @@ class Tensor:
         self.additions: np.ndarray | None = None  # atomic additions to each element so far
         self.stored: np.ndarray | None = None  # which elements were stored to, where somebody asks
 
-    def load(self, key: tuple[Any, ...], block: Block) -> Any:
-        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
-        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
+    def gather(
+        self, indices: tuple[np.ndarray, ...], inside: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Words and poison at clipped index arrays; 0 where not `inside`."""
         words = self.words[indices]
         if inside is not None:
             words = np.where(inside, words, words.dtype.type(0))
-        poison = None if self.poison is None else self.poison[indices]
+        return words, None if self.poison is None else self.poison[indices]
+
+    def load(self, key: tuple[Any, ...], block: Block) -> Any:
+        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
+        words, poison = self.gather(*place(key, self.words.shape, len(block.parallel_extents)))
         if isinstance(self.fmt, Integer):
             return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
         return Value(block.machine, self.fmt, block.machine.from_words(words, self.fmt), poison)
@@ -477,15 +482,9 @@ class Tile:
 
     def __getitem__(self, key: Any) -> Value:
         """`tile[i, j]` in a T.Parallel loop: the loop's indices each walk one whole axis of the tile."""
-        value, axes = self.value(), self._axes(key)
-        shape = [1] * len(self.block.parallel_extents)
-        for axis, extent in zip(axes, self.shape, strict=True):
-            shape[axis] = extent
-
-        def place(x: np.ndarray) -> np.ndarray:
-            return x.reshape((x.shape[0], *shape))
-
-        return Value(value.machine, self.fmt, place(value.data), None if value.poison is None else place(value.poison))
+        self._axes(key)
+        found: Value = self.load(key if isinstance(key, tuple) else (key,))
+        return found
 
     def __setitem__(self, key: Any, value: Value) -> None:
         """`tile[i, j] = value` in a T.Parallel loop: everything is evaluated, then stored."""
@@ -661,10 +660,7 @@ class Block:
     def _load(self, region: Region) -> Value:
         indices, inside = region.where(self.lanes)
         tensor = region.tensor
-        words = tensor.words[indices]
-        if inside is not None:
-            words = np.where(inside, words, words.dtype.type(0))
-        poison = None if tensor.poison is None else tensor.poison[indices]
+        words, poison = tensor.gather(indices, inside)
         return Value(self.machine, tensor.fmt, self.machine.from_words(words, tensor.fmt), poison)
 
     def _store(self, value: Value, region: Region) -> None:

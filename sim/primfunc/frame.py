@@ -42,10 +42,6 @@ class Frame:
     def lanes(self) -> Lanes:
         return self.block.lanes
 
-    @property
-    def rank(self) -> int:
-        return len(self.block.parallel_extents)
-
     def bind(self, variable: Any, value: Any) -> None:
         self.variables[variable] = (self.lanes, value)
 
