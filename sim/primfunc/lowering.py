@@ -107,15 +107,18 @@ def reduction_plans(
     return [(call, loop, layouts) for call, loop in zip(reduces, loops, strict=True)]
 
 
-def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], str | None]]:
-    """The reductions of a lowered body in order: the rv loop, the loops around it, the AllReduce that follows it."""
-    found: list[tuple[Any, list[Any], str | None]] = []
+def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], list[str]]]:
+    """The reductions of a lowered body in order: the rv loop, the loops around it, the AllReduces that follow it.
+
+    Two follow where the columns lie on the lanes of a quad and on several warps: one across warps, then one within.
+    """
+    found: list[tuple[Any, list[Any], list[str]]] = []
 
     def walk(node: Any, around: list[Any]) -> None:
         kind = type(node).__name__
         if kind == "For":
             if str(node.loop_var.name).startswith("rv") and type(node.body).__name__ == "BufferStore":
-                found.append((node, around, None))
+                found.append((node, around, []))
                 return
             walk(node.body, [*around, node])
         elif kind == "SeqStmt":
@@ -123,8 +126,8 @@ def _reduction_loops(body: Any) -> list[tuple[Any, list[Any], str | None]]:
                 before = len(found)
                 walk(part, around)
                 text = _all_reduce(part)
-                if text and len(found) == before and found and found[-1][2] is None:
-                    found[-1] = (*found[-1][:2], text)
+                if text and len(found) == before and found:
+                    found[-1][2].append(text)
         elif kind in ("SBlockRealize",):
             walk(node.block.body, around)
         elif kind in ("SBlock", "AttrStmt"):
@@ -146,12 +149,12 @@ def _all_reduce(node: Any) -> str | None:
     return text if "tl::AllReduce<" in text else None
 
 
-def make_plan(call: Any, loop: tuple[Any, list[Any], str | None], layouts: dict[str, Any], evaluate: Any) -> Plan:
+def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[str, Any], evaluate: Any) -> Plan:
     """The plan of one reduction. evaluate(expr, {var: array}) gives an integer expression's values."""
-    rv_loop, around, all_reduce = loop
+    rv_loop, around, all_reduces = loop
     store = rv_loop.body
     source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
-    threads, scale = (1, 1) if all_reduce is None else _threads(all_reduce)
+    offsets = [offset for text in all_reduces for offset in _offsets(text)]
     src, dst = _Layout(layouts[source.name], evaluate), _Layout(layouts[target.name], evaluate)
     load = next(
         x for x in (store.value.a, store.value.b) if x.buffer.data.same_as(source.data) or x.buffer.name == source.name
@@ -165,7 +168,7 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], str | None], layouts: dict[
     to = np.broadcast_to(evaluate(store.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)[:, 0]
     frm = np.broadcast_to(evaluate(load.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)
     order = {int(t): f for t, f in zip(to, frm, strict=True)}  # target register -> source registers in order
-    return Plan(_index(src, dst, order, threads, scale, steps))
+    return Plan(_index(src, dst, order, offsets, steps))
 
 
 class _Layout:
@@ -198,25 +201,27 @@ def _flat(fragment: Any, values: dict[Any, np.ndarray], evaluate: Any) -> np.nda
     return np.asarray(total)
 
 
-def _index(
-    src: _Layout, dst: _Layout, order: dict[int, np.ndarray], threads: int, scale: int, steps: int
-) -> np.ndarray:
-    lanes = threads // scale
+def _index(src: _Layout, dst: _Layout, order: dict[int, np.ndarray], offsets: list[int], steps: int) -> np.ndarray:
+    """Plan.index; lane 0b10 of two offsets is the thread that the first one reaches: it is joined first."""
+    lanes = [
+        sum(offset for bit, offset in enumerate(reversed(offsets)) if n >> bit & 1) for n in range(1 << len(offsets))
+    ]
     assert dst.thread is not None and dst.register is not None
-    index = np.full((len(dst.thread), steps, lanes), -1)
+    index = np.full((len(dst.thread), steps, len(lanes)), -1)
     for output, (thread, register) in enumerate(zip(dst.thread.tolist(), dst.register.tolist(), strict=True)):
-        for lane in range(lanes):
-            other = thread ^ (lane * scale)
+        for lane, distance in enumerate(lanes):
             for step, r in enumerate(order[register].tolist()):
-                index[output, step, lane] = src.holds.get((other, r), -1)
+                index[output, step, lane] = src.holds.get((thread ^ distance, r), -1)
     return index
 
 
-def _threads(text: str) -> tuple[int, int]:
+def _offsets(text: str) -> list[int]:
+    """The XOR distances of a tl::AllReduce<Op, threads, scale, ...> in its order: threads/2 down to scale."""
     found = re.search(r"AllReduce<[\w:]+, (\d+), (\d+)", text)
     if found is None:
         raise Unsupported(f"the reduction {text[:60]}")
-    return int(found.group(1)), int(found.group(2))
+    threads, scale = int(found.group(1)), int(found.group(2))
+    return [scale << n for n in reversed(range((threads // scale).bit_length() - 1))]
 
 
 def _uses(e: Any, variable: Any) -> bool:
