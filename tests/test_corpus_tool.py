@@ -1,15 +1,19 @@
-"""tools/corpus.py on programs of our own: what it finds, and what it says of programs that give nothing."""
+"""tools/corpus.py and tools/corpus_check.py on programs of our own, without a GPU: what they find, compare and say."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("tilelang")
 
-TOOL = Path(__file__).parents[1] / "tools" / "corpus.py"
+ROOT = Path(__file__).parents[1]
+TOOL = ROOT / "tools" / "corpus.py"
 
 KERNELS = """
 import tilelang
@@ -112,3 +116,155 @@ def test_files_without_kernels_are_reported_with_their_reason(corpus):
     assert not failed["crash.py"]["defines_kernels"]
     assert failed["hang.py"]["reason"] == "ended after 10 s"
     assert failed["hang.py"]["defines_kernels"]
+
+
+# corpus_check
+
+
+def check_tool(*arguments):
+    command = [sys.executable, ROOT / "tools" / "corpus_check.py", *arguments]
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tool():
+    """tools/corpus_check.py as a module."""
+    spec = importlib.util.spec_from_file_location("corpus_check", ROOT / "tools" / "corpus_check.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["corpus_check"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def doubled(T, rows=64, columns=32):
+    @T.prim_func
+    def double(X: T.Tensor((rows, columns), "float16"), Y: T.Tensor((rows, columns), "float16")):
+        with T.Kernel(rows, threads=32) as row:
+            for j in T.Parallel(columns):
+                Y[row, j] = X[row, j] * T.float16(2)
+
+    return double
+
+
+@pytest.fixture
+def checked(tool, tmp_path, monkeypatch):
+    """The line of `double` after a call on a GPU that `run` stands in for: X alone is given, or Y too (in place)."""
+    import tilelang.language as T
+    import torch
+
+    def check(run, out_idx, *tensors, seconds=30.0):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        checker = tool.Checker(
+            ROOT, "here.py", None, tmp_path / "check.jsonl", claims=tmp_path, built=tmp_path / "built", seconds=seconds
+        )
+        kernel = types.SimpleNamespace(prim_func=doubled(T), out_idx=out_idx, torch_function=run)
+        kernel.adapter = types.SimpleNamespace()
+        checker.compiled(kernel.prim_func, {"out_idx": out_idx}, lambda: kernel)
+        for _ in range(2):
+            kernel.torch_function(*tensors)
+        (line,) = tool.read(tmp_path / "check.jsonl")
+        return line
+
+    return check
+
+
+def normal(seed=0):
+    import torch
+
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal((64, 32)).astype(np.float16))
+
+
+def test_a_call_is_compared_word_by_word(checked):
+    line = checked(lambda x: x * 2, [1], normal())
+    assert line["simulated"], line["why"]
+    assert line["ran"] and (line["compared"], line["wrong"]) == (64 * 32, 0)
+    assert (line["blocks"], line["of"], line["undetermined"], line["launches"]) == (64, 64, 0, 1)
+
+
+def test_one_wrong_word_is_found_and_named(checked):
+    def run(x):
+        y = x * 2
+        y[63, 5] = -0.0
+        return y
+
+    x = normal()
+    x[63, 5] = 0.0
+    line = checked(run, [1], x)
+    assert (line["compared"], line["wrong"]) == (64 * 32, 1)
+    assert line["first"] == ["output 0 [63, 5]: simulated 0x0, GPU 0x8000"]
+
+
+def test_tensors_in_place_are_compared_with_what_the_first_call_was_given(checked):
+    line = checked(lambda x, y: (y.copy_(x * 2), x.zero_()), [], normal(), normal(1))
+    assert (line["compared"], line["wrong"], line["simulated"]) == (64 * 32, 0, True)
+
+
+def test_without_time_a_few_blocks_are_compared(checked):
+    line = checked(lambda x: x * 2, [1], normal(), seconds=0.0)
+    assert (line["blocks"], line["compared"], line["wrong"]) == (2, 64, 0)
+    assert "undetermined" not in line
+
+
+def test_a_call_that_fails_says_so(checked):
+    def run(x):
+        raise RuntimeError("no such device")
+
+    with pytest.raises(RuntimeError):
+        checked(run, [1], normal())
+
+
+def test_what_is_too_large_is_not_copied_and_said(checked, tool, monkeypatch):
+    monkeypatch.setattr(tool, "MOST_BYTES", 1 << 11)
+    line = checked(lambda x: x * 2, [1], normal())
+    assert line["ran"] and "compared" not in line and "more than is copied" in line["why"]
+
+
+def test_a_simulation_without_end_costs_only_itself(tool, monkeypatch):
+    monkeypatch.setattr(tool, "GRACE", 0.5)
+
+    def simulate(blocks):
+        while True:
+            pass
+
+    line = tool.compare(simulate, [64], [np.zeros(1, np.uint16)], seconds=0)
+    assert not line["simulated"] and line["why"] == "2 thread blocks take more than 0.5 s"
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 64, 132, 1000])
+def test_blocks_are_spread_over_the_grid_and_every_one_has_its_turn(tool, count):
+    order = tool.spread(count)
+    assert sorted(order) == list(range(count))
+    assert {order[0], order[min(1, count - 1)]} == {0, count - 1}
+
+
+def test_the_line_that_tells_most_is_kept(tool, tmp_path):
+    about = {"file": "a.py", "line": 1, "sha256": "1"}
+    compared = about | {"ran": True, "simulated": True, "compared": 3, "wrong": 0}
+    unsimulated = about | {"ran": True, "simulated": False}
+    uncalled = about | {"ran": False, "why_not_run": "the programs do not call it"}
+    failed = about | {"ran": False, "why_not_run": "the call fails: no memory"}
+    order = [uncalled, failed, unsimulated, compared]
+    for less, more in zip(order, order[1:]):
+        for lines in ([less, more], [more, less]):
+            tool.rewrite(tmp_path / "check.jsonl", lines)
+            assert tool.read(tmp_path / "check.jsonl") == [more]
+
+
+def test_without_a_gpu_it_tells_what_can_be_simulated(tmp_path):
+    (tmp_path / "programs" / "family").mkdir(parents=True)
+    (tmp_path / "programs" / "family" / "kernels.py").write_text(KERNELS)
+    printed = check_tool(tmp_path / "programs", tmp_path / "out", "--no-gpu", "--jobs", "1")
+    found = lines(tmp_path / "out" / "check.jsonl")
+    assert [(x["function"], x["simulated"], x["ran"]) for x in found] == [
+        ("scaled", True, False),
+        ("negated", True, False),
+        ("copied", True, False),
+    ]
+    assert "| family | 3 | 3 | 0 | 0 |" in printed
+    assert "* 3 not run: no GPU" in printed
+    assert printed.endswith(check_tool("--table", tmp_path / "out" / "check.jsonl"))
+    (file,) = lines(tmp_path / "out" / "files.jsonl")
+    assert file["built"] and file["reasons"] == ["ValueError: only after three kernels"]

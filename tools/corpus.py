@@ -83,11 +83,14 @@ class Entry:
 
 @dataclass
 class Recorder:
-    """Keeps every PrimFunc that a child's program would have compiled; `lines` is the file they are written to."""
+    """Keeps every PrimFunc that a child's program would have compiled; `lines` is the file they are written to.
+
+    capability: what the pretended GPU says of itself; None with a real one.
+    """
 
     root: Path
     run: str
-    capability: tuple[int, int]
+    capability: tuple[int, int] | None
     lines: Path
     seen: set[str] = field(default_factory=set)
     writers: list[Any] = field(default_factory=list)  # the functions under @tilelang.jit whose kernels are being built
@@ -109,6 +112,14 @@ class Recorder:
         with open(self.lines, "a") as f:
             f.write(json.dumps(entry, default=str) + "\n")
 
+    def compiled(self, prim_func: Any, options: dict[str, Any], compile_it: Callable[[], Any]) -> Any:
+        """What the program gets where TileLang would compile: here a kernel that computes nothing."""
+        self.keep(prim_func, options)
+        return Kernel(prim_func, options.get("out_idx"))
+
+    def finish(self) -> None:
+        """The program has ended."""
+
     def describe(self, prim_func: Any, options: dict[str, Any], sha: str) -> Entry:
         file, line, function = self.origin()
         attrs = dict(prim_func.attrs or {})
@@ -127,7 +138,7 @@ class Recorder:
             out_idx=out_idx if out_idx is None or isinstance(out_idx, int) else [int(i) for i in out_idx],
             target=None if options.get("target") is None else str(options["target"]),
             compile_flags=[flags] if isinstance(flags, str) else [str(f) for f in flags],
-            capability="{}.{}".format(*self.capability),
+            capability="{}.{}".format(*self.capability or torch.cuda.get_device_capability()),
             sha256=sha,
         )
 
@@ -366,12 +377,8 @@ def pretend_gpu(capability: tuple[int, int]) -> None:
 
 
 def pretend_torch() -> None:
-    """The parts of torch that the mode cannot see, or that would take long for a result nobody reads."""
+    """The parts of torch that the mode cannot see."""
     torch.set_default_device = lambda device: None
-    torch.compile = lambda model=None, **kwargs: model if callable(model) else lambda f: f
-    torch.profiler.profile = Blank
-    torch.utils.cpp_extension.load = torch.utils.cpp_extension.load_inline = Blank()
-    torch.testing.assert_close = lambda *args, **kwargs: None
     torch.Generator = Generator
 
     def backward(tensor: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False) -> None:
@@ -382,6 +389,14 @@ def pretend_torch() -> None:
         )
 
     torch.Tensor.backward = backward
+
+
+def shorten_torch() -> None:
+    """Leave out what takes long for a result nobody reads, with a GPU or without."""
+    torch.compile = lambda model=None, **kwargs: model if callable(model) else lambda f: f
+    torch.profiler.profile = Blank
+    torch.utils.cpp_extension.load = torch.utils.cpp_extension.load_inline = Blank()
+    torch.testing.assert_close = lambda *args, **kwargs: None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -650,11 +665,11 @@ def hook_tilelang(recorder: Recorder) -> None:
     """Put the recorder where TileLang builds a PrimFunc and where it would compile one."""
     jit = sys.modules["tilelang.jit"]  # the package's attribute of this name is the decorator
 
-    def cached(func: Any, out_idx: Any = None, *args: Any, **options: Any) -> Kernel:
-        recorder.keep(func, options | {"out_idx": out_idx})
-        return Kernel(func, out_idx)
+    def cached(func: Any, out_idx: Any = None, *args: Any, **options: Any) -> Any:
+        given = options | {"out_idx": out_idx}
+        return recorder.compiled(func, given, lambda: compile_it(func, out_idx, *args, **options))
 
-    build = jit.JITImpl.get_tir
+    compile_it, build = jit.cached, jit.JITImpl.get_tir
 
     def get_tir(impl: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.writers.append(getattr(impl.func, "orig_func", impl.func))
@@ -669,7 +684,7 @@ def hook_tilelang(recorder: Recorder) -> None:
     jit.JITImpl.get_tir = get_tir
 
 
-def hook_measuring(capability: tuple[int, int]) -> None:
+def hook_measuring(capability: tuple[int, int] | None) -> None:
     """Leave out what TileLang does with compiled kernels: tuning, timing and comparing."""
     import tilelang
     import tilelang.autotuner.tuner as tuner
@@ -677,11 +692,12 @@ def hook_measuring(capability: tuple[int, int]) -> None:
     import tilelang.testing as testing
 
     tuner.AutoTuner.run = tuned
-    tuner.AutoTuner.set_compile_args = lambda self, **options: given_options(self, options)
     profiler.do_bench = profiler.bench.do_bench = bench
-    tilelang.contrib.nvcc.get_target_compute_version = lambda target=None: "{}.{}".format(*capability)
-    testing.main = testing.torch_assert_close = lambda *args, **kwargs: None
+    testing.main = testing.torch_assert_close = profiler.torch_assert_close = lambda *args, **kwargs: None
     sys.modules["tilelang.utils.tensor"].torch_assert_close = lambda *args, **kwargs: None
+    if capability is not None:
+        tuner.AutoTuner.set_compile_args = lambda self, **options: given_options(self, options)
+        tilelang.contrib.nvcc.get_target_compute_version = lambda target=None: "{}.{}".format(*capability)
 
 
 def given_options(tuner: Any, options: dict[str, Any]) -> Any:
@@ -710,7 +726,7 @@ def run_file(path: Path, recorder: Recorder) -> list[str]:
     importlib.machinery.SourceFileLoader.source_to_code = lambda loader, data, file, *_, **__: compiled(
         data, file, assertions=not recorder.inside(file)
     )
-    with PretendedGpu():
+    with contextlib.nullcontext() if recorder.capability is None else PretendedGpu():
         attempt(lambda: exec(code, vars(module)), errors)
         before = len(recorder.seen)
         for name, test in [(n, f) for n, f in vars(module).items() if n.startswith("test_") and inspect.isfunction(f)]:
@@ -777,8 +793,8 @@ def uncalled(module: types.ModuleType, recorder: Recorder) -> Iterator[Callable[
             yield value
 
 
-def child(root: Path, run: str, capability: tuple[int, int], spool: Path, log: Path) -> None:
-    """One file in a process group of its own: records go to spool/records.jsonl, errors to spool/errors.json."""
+def child(recorder: Recorder, spool: Path, log: Path) -> None:
+    """One file in a process group of its own: records go to the recorder, errors to spool/errors.json."""
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -789,13 +805,15 @@ def child(root: Path, run: str, capability: tuple[int, int], spool: Path, log: P
     sys.dont_write_bytecode = True
     random.seed(0)
     np.random.seed(0)
+    if recorder.capability is not None:
+        pretend_torch()
+        pretend_gpu(recorder.capability)
     torch.manual_seed(0)
-    recorder = Recorder(root, run, capability, spool / "records.jsonl")
-    pretend_gpu(capability)
     hook_tilelang(recorder)
-    hook_measuring(capability)
+    hook_measuring(recorder.capability)
     errors: list[str] = []
-    attempt(lambda: errors.extend(run_file(root / run, recorder)), errors)
+    attempt(lambda: errors.extend(run_file(recorder.root / recorder.run, recorder)), errors)
+    attempt(recorder.finish, errors)
     (spool / "errors.json").write_text(json.dumps(errors))
     sys.stdout.flush()
     os._exit(0)
@@ -861,56 +879,77 @@ class Job:
     run: str
     spool: Path
     process: Any
+    limit: float  # seconds
     deadline: float
+    late: bool = False  # ended because of its limit
 
 
-def run_files(root: Path, files: list[str], corpus: Corpus, capability: tuple[int, int], jobs: int, limit: float):
-    """Run the files, `jobs` at a time, each for at most `limit` seconds, and add what they give to the corpus."""
+def run_files(files: list[str], jobs: int, start: Callable[[str], Job], finish: Callable[[Job, list[str]], Any]):
+    """Run the files, `jobs` at a time. `start` makes a child; `finish` is told what went wrong, one line each."""
     waiting, running = list(reversed(files)), []
     while waiting or running:
         while waiting and len(running) < jobs:
-            running.append(started(root, waiting.pop(), corpus, capability, limit))
+            running.append(start(waiting.pop()))
         rest = min(j.deadline for j in running) - time.monotonic()
         wait([j.process.sentinel for j in running], timeout=max(0.0, rest))
         for job in [j for j in running if not j.process.is_alive() or time.monotonic() >= j.deadline]:
             running.remove(job)
-            finish(job, corpus, limit, root)
+            finish(job, ended(job))
+            shutil.rmtree(job.spool, ignore_errors=True)
 
 
-def started(root: Path, run: str, corpus: Corpus, capability: tuple[int, int], limit: float) -> Job:
-    """A child that runs this file."""
-    spool = Path(tempfile.mkdtemp(prefix="corpus-"))
-    log = (corpus.folder / "logs" / (run.replace("/", "__") + ".txt")).resolve()
-    process = multiprocessing.get_context("fork").Process(target=child, args=(root, run, capability, spool, log))
+def started(recorder: Recorder, spool: Path, logs: Path, limit: float) -> Job:
+    """A child that runs the recorder's file for at most `limit` seconds."""
+    log = (logs / (recorder.run.replace("/", "__") + ".txt")).resolve()
+    process = multiprocessing.get_context("fork").Process(target=child, args=(recorder, spool, log))
     process.start()
-    return Job(run, spool, process, time.monotonic() + limit)
+    return Job(recorder.run, spool, process, limit, time.monotonic() + limit)
 
 
-def finish(job: Job, corpus: Corpus, limit: float, root: Path) -> None:
-    """End what is left of a file's process group, store what it gave and note what went wrong."""
-    late = job.process.is_alive()
+def ended(job: Job) -> list[str]:
+    """End what is left of a file's process group; what went wrong."""
+    job.late = job.process.is_alive()
     with contextlib.suppress(ProcessLookupError):
         os.killpg(job.process.pid, signal.SIGKILL)
     job.process.join()
-    records, errors = lines_of(job.spool / "records.jsonl"), job.spool / "errors.json"
+    errors = job.spool / "errors.json"
     reasons = json.loads(errors.read_text()) if errors.exists() else []
-    if late:
-        reasons.append(f"ended after {limit:g} s")
+    if job.late:
+        reasons.append(f"ended after {job.limit:g} s")
     elif not errors.exists():
         reasons.append(f"the process died with exit code {job.process.exitcode}")
+    return reasons
+
+
+def collect(root: Path, files: list[str], corpus: Corpus, capability: tuple[int, int], jobs: int, limit: float) -> None:
+    """Run the files on a pretended GPU and add what they give to the corpus."""
+
+    def start(run: str) -> Job:
+        spool = Path(tempfile.mkdtemp(prefix="corpus-"))
+        return started(Recorder(root, run, capability, spool / "records.jsonl"), spool, corpus.folder / "logs", limit)
+
+    run_files(files, jobs, start, lambda job, reasons: store(job, reasons, corpus, root))
+
+
+def store(job: Job, reasons: list[str], corpus: Corpus, root: Path) -> None:
+    """Add what a file gave to the corpus, or note why it gave nothing."""
+    records = lines_of(job.spool / "records.jsonl")
     added = corpus.add(records)
-    source = (root / job.run).read_text()
     corpus.failed[job.run] = {
         "file": job.run,
         "reason": reasons[0] if reasons else "builds no kernel",
         "more": reasons[1:],
-        "defines_kernels": any(mark in source for mark in KERNEL_MARKS),
-        "late": late,
+        "defines_kernels": defines_kernels(root / job.run),
+        "late": job.late,
     }
     if records:
         del corpus.failed[job.run]
     print(f"{len(corpus.entries):4} {added:+3} of {len(records):2}  {job.run}  {'; '.join(reasons)[:160]}", flush=True)
-    shutil.rmtree(job.spool, ignore_errors=True)
+
+
+def defines_kernels(file: Path) -> bool:
+    source = file.read_text()
+    return any(mark in source for mark in KERNEL_MARKS)
 
 
 def found(root: Path, globs: list[str]) -> list[str]:
@@ -949,6 +988,15 @@ def summary(corpus: Corpus) -> str:
     return "\n".join([head, *(f"{n:4}  {reason}" for reason, n in reasons.most_common())])
 
 
+def prepare() -> None:
+    """What all children share, loaded once before they are forked; the parent itself touches no GPU."""
+    shorten_torch()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import tilelang  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("examples", type=Path)
@@ -959,13 +1007,9 @@ def main() -> None:
     args = parser.parse_args()
     root, corpus = args.examples.resolve(), Corpus.at(args.out)
     files = found(root, args.files)
-    pretend_torch()
-    pretend_gpu(CAPABILITIES[0])
-    import tilelang  # noqa: F401  once, before the children are forked
-
-    torch.set_num_threads(1)
+    prepare()
     for capability in CAPABILITIES:
-        run_files(root, files, corpus, capability, args.jobs, args.limit)
+        collect(root, files, corpus, capability, args.jobs, args.limit)
         corpus.write_failed()
         failed = {f for f, line in corpus.failed.items() if line["defines_kernels"] and not line.get("late")}
         files = [f for f in files if f in failed]

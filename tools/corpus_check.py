@@ -1,213 +1,512 @@
-"""Run the kernels of a corpus (tools/corpus.py) on the simulator and on a GPU, and compare every word.
+"""Run a folder of TileLang programs on a GPU, simulate the kernels that they call, and compare every word.
 
-    python tools/corpus_check.py CORPUS_DIR OUT_DIR [--jobs N] [--seconds S] [--blocks B] [--only ID,ID] [--no-gpu]
+    python tools/corpus_check.py EXAMPLES_DIR OUT_DIR [--files GLOB ...] [--jobs N] [--seconds S] [--no-gpu] ...
+    python tools/corpus_check.py --table OUT_DIR/check.jsonl
 
-Each kernel runs in a process of its own with a time limit. Inputs are random; sizes that are symbolic are chosen here.
-Large grids are simulated for a few thread blocks only, and what these wrote is compared. OUT_DIR/check.jsonl gets one
-line for each kernel: simulated or why not, ran or why not, words compared, wrong, undetermined.
+Each .py file runs in a child process as tools/corpus.py runs it, but with the real GPU. At the first call of each
+distinct PrimFunc the inputs are copied, the kernel runs, and some of its thread blocks, or all, are simulated on the
+same inputs; every word that these blocks determine is compared. Files that build no kernel on this GPU are run again
+with a pretended newer one. Without a GPU (--no-gpu) the one on this machine is pretended as well, and only what can be
+simulated is told. OUT_DIR/check.jsonl has a line per distinct PrimFunc, OUT_DIR/files.jsonl one per file with what went
+wrong; both are written as results come, and a second run adds to them. --table prints the counts in Markdown.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
 import json
+import math
 import os
+import re
+import signal
 import sys
+import tempfile
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, TimeoutExpired, run
 from typing import Any
 
 import numpy as np
+import torch
 
-SYMBOLIC = 384  # what a symbolic size becomes
-MOST_ELEMENTS = 1 << 28
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+
+import corpus  # noqa: E402  the tool beside this one
+
+MOST_BYTES = 3 << 29  # of a kernel's tensors: larger ones are not copied
+FIRST = 2  # thread blocks that are simulated first
+GRACE = 20  # seconds by which a simulation may outlast its budget of three times --seconds
+SYMBOLIC = 256  # what a symbolic size is taken for where no kernel was called
+ARCHS = {(9, 0): "sm_90", (10, 0): "sm_100", (12, 0): "sm_120"}
 
 
-def inputs_of(pf: Any, outputs: list[int]) -> list[Any]:
-    """Random arguments, None for outputs: float tensors as (words, format), integers as arrays, scalars as ints."""
-    from sim.arith import convert
-    from sim.formats import FP32, Integer, dtype_named
+# ---------------------------------------------------------------------------------------------------------------------
+# One kernel
 
-    rng, sizes, made = np.random.default_rng(1), {}, []
-    for i, parameter in enumerate(pf.params):
-        if parameter not in pf.buffer_map:
-            made.append(SYMBOLIC)
-            continue
-        buffer = pf.buffer_map[parameter]
-        shape = tuple(sizes.setdefault(n, SYMBOLIC) if type(n).__name__ == "Var" else int(n) for n in buffer.shape)
-        if np.prod(np.array(shape, float)) > MOST_ELEMENTS:
-            raise ValueError(f"{buffer.name} {list(shape)} is too large for a check")
-        fmt = dtype_named(str(buffer.dtype))
-        if i in outputs:
-            made.append(None)
-        elif isinstance(fmt, Integer):
-            made.append(_integers(str(buffer.name), shape, fmt, rng))
+
+class TimeLimit(BaseException):
+    """A kernel's simulation took too long; no Exception, so that nobody on the way takes it for theirs."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeLimit in the block after so many seconds."""
+
+    def stop(*_: Any) -> None:
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def words(array: Any) -> np.ndarray:
+    """The words of an output, simulated or a tensor, as unsigned integers."""
+    from sim.formats import to_words
+
+    if isinstance(array, tuple):
+        return np.asarray(array[0])
+    if isinstance(array, torch.Tensor) and not array.is_floating_point():
+        array = array.detach().cpu().numpy()
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iub":
+        return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+    return to_words(array)[0]
+
+
+@dataclass
+class Comparison:
+    """The GPU's output words, and which of them were simulated and differed, in however many rounds of blocks."""
+
+    gpu: list[np.ndarray]
+    known: list[np.ndarray] = field(default_factory=list)
+    wrong: list[np.ndarray] = field(default_factory=list)
+    first: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.known = [np.zeros(g.shape, bool) for g in self.gpu]
+        self.wrong = [np.zeros(g.shape, bool) for g in self.gpu]
+
+    def add(self, result: Any) -> None:
+        """Compare what a simulation determined."""
+        for i, (array, unknown) in enumerate(zip(result.outputs, result.undetermined, strict=True)):
+            simulated = words(array)
+            if simulated.shape != self.gpu[i].shape:
+                raise ValueError(f"output {i} has shape {self.gpu[i].shape}, simulated {simulated.shape}")
+            known = np.ones(simulated.shape, bool) if unknown is None else ~unknown
+            bad = known & (simulated != self.gpu[i])
+            for at in np.argwhere(bad & ~self.wrong[i])[: 4 - len(self.first)]:
+                at = tuple(int(n) for n in at)
+                self.first.append(f"output {i} {list(at)}: simulated {simulated[at]:#x}, GPU {self.gpu[i][at]:#x}")
+            self.known[i] |= known
+            self.wrong[i] |= bad
+
+    def counts(self) -> dict[str, Any]:
+        compared = sum(int(k.sum()) for k in self.known)
+        counts = {"compared": compared, "wrong": sum(int(w.sum()) for w in self.wrong)}
+        return counts | ({"first": self.first} if self.first else {})
+
+
+def launches(prim_func: Any, values: dict[Any, int]) -> list[int | None]:
+    """The number of thread blocks of each launch, None where the arguments do not tell."""
+    from tilelang import tvm
+
+    found: list[dict[str, int | None]] = []
+
+    def note(node: Any) -> None:
+        if type(node).__name__ != "For" or node.thread_binding is None:
+            return
+        tag = str(node.thread_binding.thread_tag)
+        if not found or tag in found[-1]:
+            found.append({})
+        size = tvm.arith.Analyzer().simplify(tvm.tirx.stmt_functor.substitute(node.extent, values))
+        found[-1][tag] = int(size) if isinstance(size, tvm.tirx.IntImm) else None
+
+    tvm.tirx.stmt_functor.post_order_visit(prim_func.body, note)
+    return [None if None in grid.values() else math.prod(grid.values()) for grid in found]
+
+
+def spread(count: int) -> list[int]:
+    """All numbers below count, the first and the last one first and each next one far from those before."""
+    step = next(s for s in range(max(1, round(count * 0.618)), count + 2) if math.gcd(s, count) == 1)
+    return list(dict.fromkeys([0, count - 1, *((k * step) % count for k in range(count))]))
+
+
+def rounds(count: int, seconds: float) -> Iterator[list[int] | None]:
+    """Sets of thread blocks to simulate, None for all: a few first, more as long as that takes less than the budget."""
+    order, size, done, start = spread(count), FIRST, 0, time.monotonic()
+    if count <= FIRST:
+        yield None
+        return
+    while done < count:
+        before = time.monotonic()
+        yield sorted(order[done : done + size])
+        done += size
+        now = time.monotonic()
+        a_block, left = (now - before) / size, seconds - (now - start)
+        if count * a_block <= left:
+            yield None
+            return
+        size = min(4 * size, int(left / a_block))
+        if size < 1:
+            return
+
+
+def compare(simulate: Callable[..., Any], grids: list[int | None], live: list[Any], seconds: float) -> dict[str, Any]:
+    """Simulate a kernel's thread blocks and compare them with the tensors that the GPU left."""
+    largest = max((g or 0 for g in grids), default=0)
+    blocks, start, comparison = 0, time.monotonic(), Comparison([words(x) for x in live])
+    line: dict[str, Any] = {"simulated": True}
+    try:
+        with time_limit(3 * seconds + GRACE):
+            for chosen in rounds(largest or FIRST + 1, seconds):
+                result = simulate(blocks=chosen)
+                comparison.add(result)
+                blocks = largest if chosen is None else blocks + len(chosen)
+                if blocks == largest:
+                    line["undetermined"] = sum(int(m.sum()) for m in result.undetermined if m is not None)
+    except TimeLimit:
+        if not blocks:
+            line = {"simulated": False, "why": f"{FIRST} thread blocks take more than {3 * seconds + GRACE:g} s"}
+    except Exception as error:
+        line = {"simulated": False, "why": reason(error)}
+    line |= {"blocks": blocks, "of": largest or None, "seconds": round(time.monotonic() - start, 1)}
+    return line | comparison.counts()
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, one line; where in the simulator, if it is no refusal by name."""
+    text = (str(error).strip().splitlines() or [""])[-1][:200]
+    if isinstance(error, NotImplementedError):
+        return text
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({Path(where.filename).name}:{where.lineno})"
+
+
+def unsupported(prim_func: Any, configs: dict[str, Any], arch: str) -> str | None:
+    """None, or why the PrimFunc cannot be simulated; nothing is computed."""
+    try:
+        translate(prim_func, configs, arch)
+    except Exception as error:
+        return reason(error)
+    return None
+
+
+def translate(prim_func: Any, configs: dict[str, Any], arch: str) -> None:
+    """What a simulation does before it computes, with sizes taken for symbols and tensors without memory."""
+    from sim.formats import dtype_named
+    from sim.primfunc.lowering import reduction_plans
+    from sim.primfunc.statements import Statements
+    from sim.tile import Tensor
+
+    buffers = [prim_func.buffer_map[p] for p in prim_func.params if p in prim_func.buffer_map]
+    sizes = {p: SYMBOLIC for p in prim_func.params if p not in prim_func.buffer_map}
+    sizes |= {n: SYMBOLIC for b in buffers for n in b.shape if type(n).__name__ == "Var"}
+    tensors = {}
+    for buffer in buffers:
+        fmt, shape = dtype_named(str(buffer.dtype)), Statements({}, sizes).shape(buffer.shape)
+        tensors[buffer.data] = Tensor(str(buffer.name), np.broadcast_to(np.zeros(1, fmt.word), shape), fmt)
+    statements = Statements(tensors, sizes)
+    statements.statement(prim_func.body)
+    if statements.reductions:
+        reduction_plans(prim_func, arch + "a", configs, statements.reductions)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One file, in its child
+
+
+@dataclass
+class Checker(corpus.Recorder):
+    """Checks every PrimFunc that a program compiles; `lines` is check.jsonl, to which all children append."""
+
+    claims: Path = Path()  # a folder: whoever makes the file of a PrimFunc's number checks it
+    built: Path = Path()  # a file that says that the program built a PrimFunc
+    seconds: float = 10
+    origins: dict[str, dict[str, Any]] = field(default_factory=dict)  # the start of the PrimFunc's line, by number
+    waiting: dict[str, Any] = field(default_factory=dict)  # PrimFuncs that were not called yet
+    kernels: dict[str, Any] = field(default_factory=dict)  # compiled kernels that were not called yet
+
+    def keep(self, prim_func: Any, options: dict[str, Any]) -> str:
+        """The PrimFunc's number, which its script and its pass configuration give; the first time its line begins."""
+        entry = self.describe(prim_func, options, "")
+        text = prim_func.script() + json.dumps(entry.pass_configs, sort_keys=True, default=str)
+        sha = hashlib.sha256(text.encode()).hexdigest()[:16]
+        if sha not in self.seen:
+            self.seen.add(sha)
+            self.built.touch()
+            names = ("file", "line", "function", "symbol", "family", "run", "capability", "pass_configs")
+            self.origins[sha] = {"sha256": sha} | {n: getattr(entry, n) for n in names}
+            self.waiting[sha] = prim_func
+            if self.capability is not None:
+                self.support(sha, "no GPU")
+        return sha
+
+    def compiled(self, prim_func: Any, options: dict[str, Any], compile_it: Callable[[], Any]) -> Any:
+        sha = self.keep(prim_func, options)
+        if self.capability is not None:
+            return corpus.Kernel(prim_func, options.get("out_idx"))
+        try:
+            kernel = compile_it()
+        except Exception as error:
+            self.support(sha, f"TileLang does not compile it: {reason(error)}")
+            raise
+        if not getattr(kernel, "checked", False):
+            kernel.checked, run = True, kernel.torch_function
+            self.kernels[sha] = kernel
+            kernel.torch_function = kernel.adapter.func = lambda *args: self.call(sha, kernel, run, args)
+        return kernel
+
+    def write(self, sha: str, line: dict[str, Any]) -> None:
+        with open(self.lines, "a") as f:
+            f.write(json.dumps(self.origins[sha] | line, default=str) + "\n")
+
+    def claim(self, name: str) -> bool:
+        try:
+            (self.claims / name).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def arch(self) -> str:
+        return ARCHS.get(self.capability or torch.cuda.get_device_capability(), "sm_90")
+
+    def configs(self, sha: str, kernel: Any = None) -> dict[str, Any]:
+        """The pass configuration; nvcc's own flag for fast math says the same as TileLang's."""
+        flags = " ".join(getattr(kernel, "compile_flags", None) or [])
+        return self.origins[sha]["pass_configs"] | ({"tl.enable_fast_math": True} if "use_fast_math" in flags else {})
+
+    def support(self, sha: str, why_not_run: str) -> None:
+        """The line of a PrimFunc that does not run: whether it can be simulated."""
+        prim_func = self.waiting.pop(sha, None)
+        if prim_func is not None and self.claim(f"{sha}.support"):
+            why = unsupported(prim_func, self.configs(sha), self.arch())
+            line = {"simulated": why is None} | ({"why": why} if why else {})
+            self.write(sha, line | {"ran": False, "why_not_run": why_not_run})
+
+    def call(self, sha: str, kernel: Any, run: Callable[..., Any], args: tuple[Any, ...], made_up: bool = False) -> Any:
+        """A call of a compiled kernel: the first one of each PrimFunc is checked."""
+        self.kernels.pop(sha, None)
+        if sha not in self.waiting or not self.claim(sha):
+            self.waiting.pop(sha, None)
+            return run(*args)
+        self.write(sha, {"simulated": False, "why": "ended by a time limit", "ran": False, "why_not_run": "ended"})
+        size = sum(t.numel() * t.element_size() for t in args if isinstance(t, torch.Tensor))
+        given = copies(args) if size <= MOST_BYTES else None
+        try:
+            returned = run(*args)
+            torch.cuda.synchronize()
+        except Exception as error:
+            self.support(sha, f"the call fails: {reason(error)}")
+            raise
+        del self.waiting[sha]
+        if given is None:
+            line = {"simulated": False, "why": f"tensors of {size >> 20} MiB are more than is copied"}
         else:
-            x = rng.standard_normal(shape, dtype=np.float32)
-            made.append((convert(x.view(np.uint32), FP32, fmt), fmt))
+            line = self.check(sha, kernel, given, outputs(kernel, args, returned))
+        self.write(sha, line | {"ran": True} | ({"inputs": "made up"} if made_up else {}))
+        return returned
+
+    def check(self, sha: str, kernel: Any, given: list[Any], live: list[Any]) -> dict[str, Any]:
+        """Simulate on copies of the inputs and compare with what the GPU gave."""
+        from sim.primfunc import simulate
+
+        prim_func, configs = kernel.prim_func, self.configs(sha, kernel)
+        inputs = [i for i in range(len(prim_func.params)) if i not in kernel.out_idx]
+        if kernel.out_idx:
+            prim_func = prim_func.with_attr("tilelang_out_idx", sorted(kernel.out_idx))
+        grids = launches(prim_func, corpus.bound_dims(prim_func, inputs, tuple(given)))
+
+        def simulated(blocks: list[int] | None) -> Any:
+            return simulate(prim_func, *given, arch=self.arch(), pass_configs=configs, blocks=blocks)
+
+        return {"launches": len(grids)} | compare(simulated, grids, live, self.seconds)
+
+    def finish(self) -> None:
+        """Call what was compiled and never called, where any numbers will do; tell of the rest what can be told."""
+        for sha, kernel in list(self.kernels.items()):
+            inputs = made_up_inputs(kernel)
+            if sha in self.waiting and inputs is not None:
+                with contextlib.suppress(Exception):
+                    self.call(sha, kernel, kernel.torch_function, tuple(inputs), made_up=True)
+        for sha in list(self.waiting):
+            self.support(sha, "the programs do not call it")
+
+
+def copies(args: tuple[Any, ...]) -> list[Any]:
+    return [a.detach().to("cpu", copy=True) if isinstance(a, torch.Tensor) else a for a in args]
+
+
+def outputs(kernel: Any, args: tuple[Any, ...], returned: Any) -> list[torch.Tensor]:
+    """The tensors that a call wrote, in the order of the parameters."""
+    from sim.primfunc.run import written
+
+    if not kernel.out_idx:
+        return [args[i] for i in written(kernel.prim_func)]
+    results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
+    return [t for _, t in sorted(zip(kernel.out_idx, results, strict=True), key=lambda pair: pair[0])]
+
+
+def made_up_inputs(kernel: Any) -> list[torch.Tensor] | None:
+    """Normal numbers for a kernel whose inputs are all float tensors of known sizes; None for any other."""
+    made = []
+    for i, parameter in enumerate(kernel.prim_func.params):
+        buffer = kernel.prim_func.buffer_map.get(parameter)
+        if i in kernel.out_idx:
+            continue
+        if buffer is None or not all(type(n).__name__ == "IntImm" for n in buffer.shape):
+            return None
+        shape, dtype = [int(n) for n in buffer.shape], corpus.torch_dtype(buffer.dtype)
+        if not dtype.is_floating_point or 2 * math.prod(shape) > MOST_BYTES:
+            return None
+        made.append(torch.randn(shape, device="cuda").to(dtype))
     return made
 
 
-def _integers(name: str, shape: tuple[int, ...], fmt: Any, rng: Any) -> np.ndarray:
-    """Indices that stay in bounds as a rule: cumulative lengths rise to the symbolic size, others count from 0."""
-    lower = name.lower()
-    if "cu_seq" in lower or "offset" in lower:
-        return np.linspace(0, SYMBOLIC, shape[0]).astype(fmt.value_type)
-    if fmt.bits == 8:
-        return rng.integers(0, 2 if fmt.name == "bool" else 100, shape).astype(fmt.value_type)
-    return (np.arange(int(np.prod(shape))) % max(1, shape[-1])).reshape(shape).astype(fmt.value_type)
+# ---------------------------------------------------------------------------------------------------------------------
+# All files, in the parent
 
 
-def check(corpus: Path, entry: dict[str, Any], blocks: int, use_gpu: bool) -> dict[str, Any]:
-    """One kernel: simulate, run, compare. Returns its line of the report."""
-    from tilelang import tvm
-
-    from sim.primfunc import Unsupported, simulate
-
-    pf = tvm.ir.load_json((corpus / f"{entry['id']}.json").read_text())
-    count = len(pf.params)
-    marked = pf.attrs.get("tilelang_out_idx") if pf.attrs else None
-    outputs = sorted({(int(i) + count) % count for i in _list(entry.get("out_idx") if marked is None else marked)})
-    line: dict[str, Any] = {k: entry[k] for k in ("id", "file", "function", "family")}
-    arrays = inputs_of(pf, outputs)
-    given = [a for i, a in enumerate(arrays) if i not in outputs]
-    start = time.monotonic()
-    try:
-        chosen = None if blocks == 0 else _some(pf, blocks)
-        kernel = pf.with_attr("tilelang_out_idx", outputs) if outputs else pf
-        result = simulate(kernel, *given, pass_configs=entry["pass_configs"] or {}, blocks=chosen)
-    except (Unsupported, NotImplementedError) as error:
-        return line | {"simulated": False, "why": str(error)[:200]}
-    line |= {"simulated": True, "seconds": round(time.monotonic() - start, 1), "events": result.events}
-    line["undetermined"] = sum(int(m.sum()) for m in result.undetermined if m is not None)
-    return line | (_against_gpu(pf, entry, outputs, given, result) if use_gpu else {})
+def rank(line: dict[str, Any]) -> int:
+    """How much a line tells of its PrimFunc: compared, ran, called in vain, not called."""
+    called = line.get("why_not_run") not in ("no GPU", "the programs do not call it")
+    return 4 * ("compared" in line) + 2 * line["ran"] + (called and line.get("why_not_run") != "ended")
 
 
-def _list(x: Any) -> list[int]:
-    return [] if x is None else [int(x)] if isinstance(x, int) else [int(i) for i in x]
+def read(path: Path) -> list[dict[str, Any]]:
+    """A line per PrimFunc, the one that tells most; in the order of files and lines."""
+    best: dict[str, dict[str, Any]] = {}
+    for line in corpus.lines_of(path):
+        if line["sha256"] not in best or rank(line) >= rank(best[line["sha256"]]):
+            best[line["sha256"]] = line
+    return sorted(best.values(), key=lambda x: (x["file"], x["line"], x["sha256"]))
 
 
-def _some(pf: Any, blocks: int) -> list[int]:
-    """A few numbers of thread blocks: the first ones, and some further on."""
-    return sorted({*range(blocks // 2), *(7 * n * n + 3 * n for n in range(blocks - blocks // 2))})
+def rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def _against_gpu(pf: Any, entry: dict[str, Any], outputs: list[int], given: list[Any], result: Any) -> dict[str, Any]:
-    import tilelang
-    import torch
-
-    from sim.formats import from_words, to_words
-
-    like = torch.empty(0, device="cuda")
-    try:
-        configs = dict(entry["pass_configs"] or {})
-        own = bool(pf.attrs and "tilelang_out_idx" in pf.attrs)
-        kernel = tilelang.compile(pf, out_idx=None if own else outputs or None, pass_configs=configs)
-        tensors = [
-            from_words(*a, like) if isinstance(a, tuple) else a if isinstance(a, int) else torch.from_numpy(a).cuda()
-            for a in given
-        ]
-        returned = kernel(*tensors)
-        torch.cuda.synchronize()
-    except Exception as error:
-        return {"ran": False, "why": f"GPU: {str(error).strip().splitlines()[-1][:200]}"}
-    from sim.primfunc.run import written
-
-    live = (
-        ([returned] if isinstance(returned, torch.Tensor) else list(returned))
-        if outputs
-        else [tensors[i] for i in written(pf)]
-    )
-    compared = wrong = 0
-    first: list[str] = []
-    for number, (mine, mask, there) in enumerate(zip(result.outputs, result.undetermined, live, strict=True)):
-        if there.is_floating_point():
-            theirs = to_words(there)[0]
-            ours = mine[0] if isinstance(mine, tuple) else to_words(mine)[0]
-        else:
-            theirs, ours = there.cpu().numpy(), np.asarray(mine)
-        known = np.ones(theirs.shape, bool) if mask is None else ~mask
-        bad = (ours.view(theirs.dtype) != theirs) & known
-        compared, wrong = compared + int(known.sum()), wrong + int(bad.sum())
-        for place in np.argwhere(bad)[:2]:
-            at = tuple(place)
-            first.append(
-                f"output {number} {list(map(int, at))}: simulated {int(ours[at]):#x}, GPU {int(theirs[at]):#x}"
-            )
-    return {"ran": True, "compared": compared, "wrong": wrong, "first": first}
+def in_turn(files: list[str]) -> list[str]:
+    """The files, one of each folder in turn, so that a run that is cut off has seen all folders."""
+    seen: Counter[str] = Counter()
+    place = {}
+    for file in files:
+        family = file.split("/")[0]
+        place[file] = seen[family]
+        seen[family] += 1
+    return sorted(files, key=place.__getitem__)
 
 
-def child(corpus: Path, ident: str, blocks: int, use_gpu: bool) -> None:
-    """Check one kernel and print its line as the last line."""
-    entry = next(e for e in _index(corpus) if e["id"] == ident)
-    try:
-        line = check(corpus, entry, blocks, use_gpu)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        line = {"id": ident, "file": entry["file"], "function": entry["function"], "family": entry["family"]}
-        line |= {
-            "simulated": False,
-            "why": f"{type(error).__name__}: {str(error)[:160]} ({Path(where.filename).name}:{where.lineno})",
-        }
-    print("\n" + json.dumps(line), flush=True)
+def run_all(root: Path, files: list[str], options: argparse.Namespace, capability: tuple[int, int] | None, end: float):
+    """Run the files on the real GPU or on a pretended one; returns those that defined kernels and built none."""
+    out, empty = options.out, []
+    claims = Path(tempfile.mkdtemp(prefix="claims-"))
+
+    def start(run: str) -> corpus.Job:
+        spool = Path(tempfile.mkdtemp(prefix="check-"))
+        checker = Checker(
+            root, run, capability, out / "check.jsonl", claims=claims, built=spool / "built", seconds=options.seconds
+        )
+        limit = max(0.1, min(options.file_limit, end - time.monotonic()))
+        return corpus.started(checker, spool, out / "logs", limit)
+
+    def finish(job: corpus.Job, reasons: list[str]) -> None:
+        built, defines = (job.spool / "built").exists(), corpus.defines_kernels(root / job.run)
+        if defines and not built and not job.late:
+            empty.append(job.run)
+        line = {"file": job.run, "capability": capability, "built": built, "defines_kernels": defines}
+        with open(out / "files.jsonl", "a") as f:
+            f.write(json.dumps(line | {"reasons": reasons}) + "\n")
+        left = f"{end - time.monotonic():5.0f} s left" if end < math.inf else ""
+        print(left, job.run, "" if built else "(no kernel)", "; ".join(reasons)[:160], flush=True)
+
+    corpus.run_files(files, options.jobs, start, finish)
+    return empty
 
 
-def _index(corpus: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (corpus / "index.jsonl").read_text().splitlines()]
+def run(options: argparse.Namespace) -> int:
+    """Run everything and print the table."""
+    root, end = options.examples.resolve(), time.monotonic() + options.limit
+    options.out = options.out.resolve()
+    (options.out / "logs").mkdir(parents=True, exist_ok=True)
+    files = in_turn(corpus.found(root, options.files))
+    corpus.prepare()
+    for capability in [corpus.CAPABILITIES[0] if options.no_gpu else None, *corpus.CAPABILITIES[1:]]:
+        files = run_all(root, files, options, capability, end)
+    rewrite(options.out / "check.jsonl", read(options.out / "check.jsonl"))
+    print(table(read(options.out / "check.jsonl")))
+    return 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The table
+
+
+def agrees(line: dict[str, Any]) -> bool:
+    return bool(line["ran"] and line.get("compared") and not line["wrong"])
+
+
+def short(text: str) -> str:
+    """A reason without the names and places that tell kernels apart."""
+    text = re.sub(r" at [\w/.-]+:\d+.*$| \([\w.]+:\d+\)$", "", text)
+    text = re.sub(r"\b(buffer|tensor|parameter|view of) '?\w+'?", r"\1 X", text)
+    return re.sub(r"\d+", "N", text)[:110]
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown: the counts of each folder of programs, then each reason with its count."""
+    families = sorted({x["family"] for x in lines})
+    rows = [("all", lines), *((f, [x for x in lines if x["family"] == f]) for f in families)]
+    head = ["| examples | PrimFuncs | simulate | ran on the GPU | agree in every word |", "|---|---|---|---|---|"]
+    counted = [(len(x), sum(y["simulated"] for y in x), sum(y["ran"] for y in x), sum(map(agrees, x))) for _, x in rows]
+    body = [f"| {name} | {' | '.join(map(str, c))} |" for (name, _), c in zip(rows, counted, strict=True)]
+    compared = sum(x.get("compared", 0) for x in lines)
+    wrong = sum(x.get("wrong", 0) for x in lines)
+    total = f"{compared:,} words compared, {wrong:,} differ."
+    return "\n".join([*head, *body, "", total, "", *reasons(lines)])
+
+
+def reasons(lines: list[dict[str, Any]]) -> list[str]:
+    """A line for each reason why PrimFuncs do not simulate, do not run or do not agree, the most frequent first."""
+    why: Counter[str] = Counter()
+    for x in lines:
+        if not x["simulated"]:
+            why[f"not simulated: {short(x['why'])}"] += 1
+        if not x["ran"]:
+            why[f"not run: {short(x['why_not_run'])}"] += 1
+        if x["ran"] and x["simulated"] and not x.get("compared"):
+            why["no word compared: the chosen thread blocks determine none"] += 1
+        if x.get("wrong"):
+            why[f"differs: {x['file']}, {x['function']}"] += 1
+    return [f"* {n} {text}" for text, n in sorted(why.items(), key=lambda pair: (-pair[1], pair[0]))]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("corpus", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("examples", type=Path, nargs="?")
     parser.add_argument("out", type=Path, nargs="?", default=Path("corpus-check"))
+    parser.add_argument("--files", nargs="+", default=["**/*.py"], help="patterns relative to the examples, in order")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=90)
-    parser.add_argument("--blocks", type=int, default=4, help="thread blocks to simulate, 0 for all")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--no-gpu", action="store_true")
-    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=10, help="to simulate one kernel")
+    parser.add_argument("--file-limit", type=float, default=300, help="seconds for one file")
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds for everything")
+    parser.add_argument("--no-gpu", action="store_true", help="pretend one, and tell only what can be simulated")
+    parser.add_argument("--table", type=Path, help="print the table of a check.jsonl and run nothing")
     options = parser.parse_args()
-    if options.child:
-        child(options.corpus, options.child, options.blocks, not options.no_gpu)
+    if options.table:
+        print(table(read(options.table)))
         return 0
-    options.out.mkdir(parents=True, exist_ok=True)
-    entries = [e for e in _index(options.corpus) if not options.only or e["id"] in options.only.split(",")]
-
-    def one(entry: dict[str, Any]) -> dict[str, Any]:
-        command = [
-            sys.executable,
-            __file__,
-            str(options.corpus),
-            "--child",
-            entry["id"],
-            "--blocks",
-            str(options.blocks),
-        ]
-        about = {k: entry[k] for k in ("id", "file", "function", "family")}
-        try:
-            done = run(command + ["--no-gpu"] * options.no_gpu, stdout=PIPE, stderr=DEVNULL, timeout=options.seconds)
-        except TimeoutExpired:
-            return about | {"simulated": False, "why": f"more than {options.seconds:g} s"}
-        lines = done.stdout.decode(errors="replace").strip().splitlines()
-        return (
-            json.loads(lines[-1])
-            if lines and lines[-1].startswith("{")
-            else about | {"simulated": False, "why": "crashed"}
-        )
-
-    with ThreadPoolExecutor(options.jobs) as pool, (options.out / "check.jsonl").open("w") as report:
-        found = []
-        for line in pool.map(one, entries):
-            found.append(line)
-            report.write(json.dumps(line) + "\n")
-            report.flush()
-    ran = [x for x in found if x.get("ran")]
-    print(f"{len(found)} kernels, {sum(x['simulated'] for x in found)} simulated, {len(ran)} ran,",
-          f"{sum(not x['wrong'] for x in ran)} agree, {sum(x['compared'] for x in ran)} words")  # fmt: skip
-    return 0
+    if options.examples is None or not options.examples.is_dir():
+        parser.error("EXAMPLES_DIR must be a folder of TileLang programs")
+    return run(options)
 
 
 if __name__ == "__main__":
