@@ -47,7 +47,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.cpp_extension
 from torch.overrides import TorchFunctionMode
 
 CAPABILITIES = [(9, 0), (10, 0), (12, 0)]  # what the pretended GPU says of itself, in the order of trying
@@ -393,6 +392,8 @@ def pretend_torch() -> None:
 
 def shorten_torch() -> None:
     """Leave out what takes long for a result nobody reads, with a GPU or without."""
+    import torch.utils.cpp_extension
+
     torch.compile = lambda model=None, **kwargs: model if callable(model) else lambda f: f
     torch.profiler.profile = Blank
     torch.utils.cpp_extension.load = torch.utils.cpp_extension.load_inline = Blank()
@@ -803,6 +804,7 @@ def child(recorder: Recorder, spool: Path, log: Path) -> None:
     work.mkdir()
     os.chdir(work)
     sys.dont_write_bytecode = True
+    prepare()
     random.seed(0)
     np.random.seed(0)
     if recorder.capability is not None:
@@ -901,9 +903,19 @@ def run_files(files: list[str], jobs: int, start: Callable[[str], Job], finish: 
 def started(recorder: Recorder, spool: Path, logs: Path, limit: float) -> Job:
     """A child that runs the recorder's file for at most `limit` seconds."""
     log = (logs / (recorder.run.replace("/", "__") + ".txt")).resolve()
-    process = multiprocessing.get_context("fork").Process(target=child, args=(recorder, spool, log))
+    process = multiprocessing.get_context("fork" if can_fork() else "spawn").Process(
+        target=child, args=(recorder, spool, log)
+    )
     process.start()
     return Job(recorder.run, spool, process, limit, time.monotonic() + limit)
+
+
+def can_fork() -> bool:
+    """Whether a forked child can use the GPU: not where asking for one has already started CUDA in this process."""
+    child = os.fork()
+    if child == 0:
+        os._exit(int(torch.cuda._is_in_bad_fork()))
+    return os.waitpid(child, 0)[1] == 0
 
 
 def ended(job: Job) -> list[str]:
@@ -989,9 +1001,9 @@ def summary(corpus: Corpus) -> str:
 
 
 def prepare() -> None:
-    """What all children share, loaded once before they are forked; the parent itself touches no GPU."""
-    shorten_torch()
+    """What all children need, loaded once before they are forked; nothing here touches the GPU."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    shorten_torch()
     import tilelang  # noqa: F401
 
     torch.set_num_threads(1)
