@@ -1,7 +1,18 @@
 """Replay TileLang kernels on a CPU, word for word, with NumPy alone."""
 
 from .flash import VARIANTS, Schedule, flash_attention
-from .primfunc import Result, Unsupported, run, simulate
+from .primfunc import Need, Result, Unsupported, run, simulate, support
 from .tile import Undetermined
 
-__all__ = ["VARIANTS", "Result", "Schedule", "Undetermined", "Unsupported", "flash_attention", "run", "simulate"]
+__all__ = [
+    "VARIANTS",
+    "Need",
+    "Result",
+    "Schedule",
+    "Undetermined",
+    "Unsupported",
+    "flash_attention",
+    "run",
+    "simulate",
+    "support",
+]

@@ -14,7 +14,7 @@ import numpy as np
 
 from . import arith, mma, mufu
 from .arch import Arch
-from .formats import FP32, Format, values
+from .formats import FP32, DType, Format, Integer, values
 from .layout import Reduction
 
 __all__ = ["Event", "Exact", "Recorder"]
@@ -42,6 +42,12 @@ class Exact:
 
     def to_words(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         return x
+
+    def readable(self, x: np.ndarray, fmt: DType) -> np.ndarray:
+        """Values as numbers for people: floats in float64, integers as they are."""
+        if isinstance(fmt, Integer):
+            return x.view(fmt.value_type).copy()
+        return values(self.to_words(x, fmt), fmt)
 
     def constant(self, value: float, fmt: Format) -> np.ndarray:
         """A Python float as the kernel's constant: rounded to float32 once, then to `fmt`."""

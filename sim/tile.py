@@ -17,11 +17,31 @@ from .formats import FP32, DType, Format, Integer, format_named
 from .layout import row_reduction
 from .machine import Exact
 
-__all__ = ["Block", "Index", "Lanes", "Region", "Tensor", "Tile", "Undetermined", "Value", "either", "lift", "rows"]
+__all__ = [
+    "Block",
+    "Index",
+    "Lanes",
+    "Private",
+    "Region",
+    "Tensor",
+    "Tile",
+    "Undetermined",
+    "Value",
+    "either",
+    "lift",
+    "rows",
+]
 
 
 class Undetermined(Exception):
-    """The words of a result cannot be known: they depend on memory that nobody wrote."""
+    """The words of a result cannot be known: they depend on memory that nobody wrote, a race, an order of additions.
+
+    result: what is known, where a kernel was run
+    """
+
+    def __init__(self, message: str, result: Any = None):
+        super().__init__(message)
+        self.result = result
 
 
 class Lanes:
@@ -146,6 +166,15 @@ class Value:
         """The same value, a product no longer open."""
         return Value(self.machine, self.fmt, self.data, self.poison)
 
+    def reshaped(self, shape: tuple[int, ...]) -> Value:
+        """The same values as [lanes or 1, *shape]."""
+        data, poison = (None if x is None else x.reshape((x.shape[0], *shape)) for x in (self._data, self.poison))
+        factors = None
+        if self.factors is not None:
+            a, b = (np.broadcast_to(x, self.data.shape) for x in self.factors)
+            factors = a.reshape((a.shape[0], *shape)), b.reshape((b.shape[0], *shape))
+        return Value(self.machine, self.fmt, data, poison, factors)
+
     def _other(self, other: Any) -> Value:
         if not isinstance(other, Value):
             return Value(self.machine, self.fmt, self.machine.constant(other, self.fmt))
@@ -233,6 +262,13 @@ class Tensor:
         self.additions: np.ndarray | None = None  # atomic additions to each element so far
         self.stored: np.ndarray | None = None  # which elements were stored to, where somebody asks
 
+    @classmethod
+    def unwritten(cls, name: str, shape: tuple[int, ...], fmt: DType) -> Tensor:
+        """Memory that nobody wrote."""
+        tensor = cls(name, np.zeros(shape, fmt.word), fmt)
+        tensor.poison = np.ones(shape, bool)
+        return tensor
+
     def gather(
         self, indices: tuple[np.ndarray, ...], inside: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray | None]:
@@ -275,10 +311,8 @@ class Tensor:
     def view(self, shape: tuple[int, ...], fmt: DType) -> Tensor:
         """The same memory as a tensor of another shape or dtype: stores through it are seen here."""
         tensor = Tensor(self.name, self.words.view(fmt.word).reshape(shape), fmt)
-        if self.poison is not None and fmt.bits == self.fmt.bits:
-            tensor.poison = self.poison.reshape(shape)
-        elif self.poison is not None:
-            raise NotImplementedError(f"a view of {self.name}, which nobody wrote, as {fmt.name} is not supported")
+        if self.poison is not None:
+            tensor.poison = _repoison(self.poison, self.fmt, fmt, shape)
         return tensor
 
     def add(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None) -> None:
@@ -307,7 +341,9 @@ class Tensor:
         if self.stored is not None:
             self.stored.reshape(-1)[flat] = True
         poison = np.zeros(words.size, bool)
-        if not isinstance(self.fmt, Integer):
+        if self.stored is not None:
+            poison[flat] = True  # thread blocks that do not run may add as well
+        elif not isinstance(self.fmt, Integer):
             poison[flat] = self.additions[flat] > 2
         if value.poison is not None:
             poison[flat[np.broadcast_to(value.poison, kept.shape)[kept][order]]] = True
@@ -408,6 +444,15 @@ class Tile:
             a, b = (np.broadcast_to(lift(x, len(self.shape)), (data.shape[0], *self.shape)) for x in value.factors)
             layer.factors = (a, b)
         self._layers.append(layer)
+        if self.name in self.block.watch:
+            self._show(self.block.watch[self.name], layer)
+
+    def _show(self, callback: Callable[[np.ndarray, int, Any], None], layer: _Layer) -> None:
+        """Call back with the values that each running thread block has now stored."""
+        block = self.block
+        for place, lane in enumerate(layer.lanes.places()):
+            words = layer.data[place if layer.data.shape[0] > 1 else 0]
+            callback(block.machine.readable(words, self.fmt), int(block.numbers[lane]), block.iteration)
 
     def view(self, shape: tuple[int, ...], fmt: DType) -> View:
         """The same memory as a tile of another shape or dtype."""
@@ -521,11 +566,7 @@ class View(Tile):
         data = _recast(value.data, self.fmt, self.shape)
         poison = None
         if value.poison is not None:
-            if self.fmt.bits != self.base.fmt.bits:
-                raise NotImplementedError(
-                    f"a view of {self.name}, which nobody wrote, as {self.fmt.name} is not supported"
-                )
-            poison = value.poison.reshape((value.poison.shape[0], *self.shape))
+            poison = _repoison(value.poison, self.base.fmt, self.fmt, (value.poison.shape[0], *self.shape))
         return Value(value.machine, self.fmt, data, poison)
 
     def assign(self, operator: str, value: Value, keep_product: bool = False) -> None:
@@ -533,8 +574,9 @@ class View(Tile):
         lead = value.data.shape[0] if value.data.ndim > len(self.shape) else 1
         data = np.broadcast_to(value.data, (lead, *self.shape))
         poison = None
-        if value.poison is not None and self.fmt.bits == self.base.fmt.bits:
-            poison = np.broadcast_to(value.poison, data.shape).reshape((lead, *self.base.shape))
+        if value.poison is not None:
+            whole = np.broadcast_to(value.poison, (max(lead, value.poison.shape[0]), *self.shape))
+            poison = _repoison(whole, self.fmt, self.base.fmt, (whole.shape[0], *self.base.shape))
         self.base.assign(
             operator, Value(value.machine, self.base.fmt, _recast(data, self.base.fmt, self.base.shape), poison)
         )
@@ -543,6 +585,53 @@ class View(Tile):
 def _recast(data: np.ndarray, fmt: DType, shape: tuple[int, ...]) -> np.ndarray:
     """Words [lanes, ...] as words of `fmt` [lanes, *shape]."""
     return np.ascontiguousarray(data).reshape(data.shape[0], -1).view(fmt.word).reshape((data.shape[0], *shape))
+
+
+def _repoison(poison: np.ndarray, old: DType, new: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """The poison of the same memory read as words of another width: a word with a poisoned byte is poisoned."""
+    if old.bits > new.bits:
+        poison = np.repeat(poison, old.bits // new.bits, axis=-1)
+    elif new.bits > old.bits:
+        poison = np.any(poison.reshape((*poison.shape[:-1], -1, new.bits // old.bits)), axis=-1)
+    return np.asarray(poison.reshape(shape))
+
+
+class Private:
+    """A buffer of each thread, in a T.Parallel loop that the threads share: every element of the loop has its own."""
+
+    def __init__(self, tile: Tile, loop: tuple[Index, ...]):
+        self.loop, self.block = loop, tile.block
+        self.scalar = tile.shape == (1,)
+        own = () if self.scalar else tile.shape
+        extents = tuple(tile.block.parallel_extents)
+        self.tile = Tile(tile.block, tile.name, tile.scope, (*extents, *own), tile.fmt)
+        value = tile.value()
+        once = (*(1 for _ in extents), *own)
+        data = value.data.reshape((value.data.shape[0], *once))
+        poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *once))
+        self.tile.assign("private", Value(value.machine, value.fmt, data, poison))
+
+    def _key(self, key: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self.loop if self.scalar else (*self.loop, *key)
+
+    def load(self, key: tuple[Any, ...], guard: np.ndarray | None = None) -> Any:
+        return self.tile.load(self._key(key), guard)
+
+    def store(
+        self, key: tuple[Any, ...], value: Any, guard: np.ndarray | None, operator: str, keep: bool = False
+    ) -> None:
+        self.tile.store(self._key(key), value, guard, operator, keep)
+
+    def close(self, tile: Tile) -> None:
+        """After the loop a thread holds what its last element left: known only where all elements left the same."""
+        value = self.tile.value()
+        count = len(self.loop)
+        data = value.data.reshape((value.data.shape[0], -1, *value.data.shape[1 + count :]))
+        differs = (data != data[:, :1]).any(axis=1)
+        if value.poison is not None:
+            differs = differs | value.poison.reshape((value.poison.shape[0], *data.shape[1:])).any(axis=1)
+        last = data[:, 0].reshape((data.shape[0], *tile.shape))
+        tile.assign("private", Value(value.machine, value.fmt, last, differs.reshape((-1, *tile.shape))))
 
 
 def _walked(key: tuple[Any, ...], shape: tuple[int, ...], extents: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -594,6 +683,8 @@ class Block:
         self.iteration: int | None = None
         self.parallel_extents: tuple[int, ...] = ()
         self.reports: list[tuple[str, str, str]] = []
+        self.numbers = np.arange(blocks)  # their numbers in the grid
+        self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
 
     def report(self, kind: str, buffer: str, operator: str) -> None:
         """Note something that a kernel should not do: out_of_bounds, race."""
@@ -603,6 +694,8 @@ class Block:
     def as_value(self, x: Any, fmt: DType) -> Value:
         """An expression's result as a Value in `fmt`, converted where it is another float format."""
         if isinstance(fmt, Integer):
+            if isinstance(x, Value) and x.fmt is fmt:
+                return x
             at = x.at if isinstance(x, Index) else np.asarray(x).reshape(1)
             data = at.astype(fmt.value_type).view(fmt.word)
             return Value(self.machine, fmt, data, x.poison if isinstance(x, Index) else None)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import DType, Format, Integer, dtype_named
+from ..formats import FP32, DType, Format, Integer
 from ..tile import Index, Value, either, lift
-from .frame import Frame, Unsupported
+from .frame import Frame, Unsupported, dtype_of
 
 __all__ = ["Evaluate", "Translator", "as_index", "condition"]
 
@@ -53,6 +53,7 @@ _COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE")
 _UNARY = {"tirx.fabs": "abs", "tirx.nearbyint": "nearbyint"} | {
     f"tirx.{name}": name for name in ("exp2", "exp", "log2", "log", "rsqrt", "sqrt", "floor", "ceil", "trunc")
 }
+_ANY_FORMAT = ("abs", "floor", "ceil", "trunc", "nearbyint")  # exact in every format
 _UNSIGNED_WRAPS = ("Add", "Sub", "Mul", "tirx.shift_left")
 
 
@@ -82,8 +83,8 @@ def condition(x: Any) -> bool | Index:
 class Translator:
     """Translates expressions; `load` makes the function that reads a buffer (the statements know the buffers)."""
 
-    def __init__(self, load: Callable[[Any], Evaluate]):
-        self._load = load
+    def __init__(self, load: Callable[[Any], Evaluate], need: Callable[[str], None] = lambda what: None):
+        self._load, self._need = load, need
         self._products: dict[str, set[Any]] = {}  # products computed so far -> the buffers they read
 
     def forget(self, data: Any) -> None:
@@ -118,7 +119,7 @@ class Translator:
             value = int(e.value)
             return lambda frame: value
         if kind == "FloatImm":
-            return self._constant(float(e.value), dtype_named(str(e.dtype)))
+            return self._constant(float(e.value), dtype_of(e))
         if kind == "Var":
             return lambda frame: frame.read(e)
         if kind == "BufferLoad":
@@ -134,17 +135,17 @@ class Translator:
             return self._call(e)
         if hasattr(e, "a") and hasattr(e, "b"):
             found = self._binary(kind, e.a, e.b, str(e.dtype))
-            if kind == "Mul" and isinstance(dtype_named(str(e.dtype)), Format):
+            if kind == "Mul" and isinstance(dtype_of(e), Format):
                 self._note(e)
             return found
-        raise Unsupported(f"expression {kind}", e)
+        raise Unsupported(f"expression {kind}")
 
     def _constant(self, value: float, fmt: DType) -> Evaluate:
         assert isinstance(fmt, Format)
         return lambda frame: frame.constant(value, fmt)
 
     def _binary(self, kind: str, left: Any, right: Any, dtype: str) -> Evaluate:
-        operand = dtype_named(str(left.dtype))
+        operand = dtype_of(left)
         whole = [kind in ("Add", "Sub") and isinstance(operand, Format) and self._shared(e) for e in (left, right)]
         a, b = (
             _rounded(self.expression(e)) if r else self.expression(e) for e, r in zip((left, right), whole, strict=True)
@@ -153,7 +154,7 @@ class Translator:
             if kind in ("Div", "Mod"):
                 return lambda frame: _truncated(kind, a(frame), b(frame))
             if kind not in _INTEGER:
-                raise Unsupported(f"integer {kind}", left)
+                raise Unsupported(f"integer {kind}")
             if kind in ("And", "Or"):
                 return lambda frame: _lazy(kind, a, b, frame)
             wraps = operand.bits if not operand.signed and kind in _UNSIGNED_WRAPS else 0
@@ -162,13 +163,13 @@ class Translator:
             return lambda frame: _integer(kind, a(frame), b(frame))
         if kind in _COMPARE:
             return lambda frame: _compare(kind, a(frame), b(frame))
-        if kind not in _FLOAT:
-            raise Unsupported(f"float {kind}", left)
+        if kind not in _FLOAT or kind == "Div" and operand is not FP32:
+            raise Unsupported(f"{operand.name} {kind}")
         function = _FLOAT[kind]
         return lambda frame: function(a(frame), b(frame))
 
     def _cast(self, e: Any) -> Evaluate:
-        inner, source, target = self.expression(e.value), dtype_named(str(e.value.dtype)), dtype_named(str(e.dtype))
+        inner, source, target = self.expression(e.value), dtype_of(e.value), dtype_of(e)
         if isinstance(source, Integer) and isinstance(target, Integer):
             return lambda frame: _wrap(inner(frame), target)
         if isinstance(source, Integer):
@@ -198,19 +199,27 @@ class Translator:
 
     def _clamp(self, x: Any, low: Any, high: Any) -> Evaluate:
         a, b, c = (self.expression(e) for e in (x, low, high))
-        if isinstance(dtype_named(str(x.dtype)), Integer):
+        if isinstance(dtype_of(x), Integer):
             return lambda frame: _integer("Min", _integer("Max", a(frame), b(frame)), c(frame))
         return lambda frame: _clamped(a(frame), b(frame), c(frame))
 
+    def _inverted(self, e: Any) -> Evaluate:
+        inner, dtype = self.expression(e.args[0]), dtype_of(e)
+        assert isinstance(dtype, Integer)
+        return lambda frame: _wrap(_integer("tirx.bitwise_xor", inner(frame), -1), dtype)
+
     def _call(self, e: Any) -> Evaluate:
         name = e.op.name
+        self._need(f"{name} of {e.dtype}" if name in _UNARY else name)
         if name in ("tirx.if_then_else", "tl.if_then_else"):
             return self._select(*e.args)
         if name == "tl.infinity":
-            return self._constant(float("inf"), dtype_named(str(e.dtype)))
+            return self._constant(float("inf"), dtype_of(e))
         if name in _INTEGER:
             return self._binary(name, e.args[0], e.args[1], str(e.dtype))
-        if name in _UNARY and isinstance(dtype_named(str(e.dtype)), Format):
+        if name in _UNARY and isinstance(fmt := dtype_of(e), Format):
+            if fmt is not FP32 and _UNARY[name] not in _ANY_FORMAT:
+                raise Unsupported(f"{name} of {fmt.name}")
             inner, function = self.expression(e.args[0]), _UNARY[name]
             return lambda frame: frame.unary(function, inner(frame))
         if name in ("tirx.isnan", "tirx.isinf"):
@@ -219,12 +228,16 @@ class Translator:
         if name == "tl.clamp":
             return self._clamp(*e.args)
         if name == "tirx.reinterpret":
-            inner, target = self.expression(e.args[0]), dtype_named(str(e.dtype))
-            source = dtype_named(str(e.args[0].dtype))
+            inner, target = self.expression(e.args[0]), dtype_of(e)
+            source = dtype_of(e.args[0])
+            if source.bits != target.bits:
+                raise Unsupported(f"reinterpret from {source.name} to {target.name}")
             return lambda frame: frame.reinterpret(inner(frame), source, target)
+        if name == "tirx.bitwise_not":
+            return self._inverted(e)
         if name in ("tirx.likely", "tl.likely"):
             return self.expression(e.args[0])
-        raise Unsupported(f"function {name}", e)
+        raise Unsupported(f"function {name}")
 
 
 def _rounded(inner: Evaluate) -> Evaluate:

@@ -8,20 +8,30 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import FP32, Format, Integer
+from ..formats import FP32, DType, Format, Integer, dtype_named
 from ..tile import Block, Index, Lanes, Value, either, lift, rows
 
-__all__ = ["Frame", "Unsupported"]
+__all__ = ["Frame", "Unsupported", "dtype_of"]
 
 
 class Unsupported(NotImplementedError):
-    """Something in a kernel that the simulator does not run; the message names it and its source line."""
+    """Something in a kernel that the simulator does not run: what, and the source line ("" if unknown)."""
 
-    def __init__(self, what: str, node: Any = None):
-        span = getattr(node, "span", None)
-        where = f" at {span.source_name.name}:{span.line}" if span is not None else ""
-        super().__init__(f"{what} is not supported{where}")
-        self.what = what
+    def __init__(self, what: str, where: str = ""):
+        super().__init__(what)
+        self.what, self.where = what, where
+
+    def __str__(self) -> str:
+        return f"{self.what} is not supported" + (f" ({self.where})" if self.where else "")
+
+
+def dtype_of(node: Any) -> DType:
+    """The dtype of a buffer or an expression. Raises Unsupported for one that is not modelled."""
+    name = str(node.dtype)
+    try:
+        return dtype_named(name)
+    except ValueError:
+        raise Unsupported(f"dtype {name}") from None
 
 
 class Frame:
@@ -53,7 +63,7 @@ class Frame:
     def read(self, variable: Any) -> Any:
         """A variable's value for the lanes that run now."""
         if variable not in self.variables:
-            raise Unsupported(f"variable {variable.name} without a value", variable)
+            raise Unsupported(f"variable {variable.name} without a value")
         lanes, value = self.variables[variable]
         if lanes is self.lanes or not isinstance(value, Index | Value):
             return value
@@ -117,8 +127,6 @@ class Frame:
 
     def reinterpret(self, x: Any, source: Any, target: Any) -> Any:
         """The same bits as another dtype of the same width."""
-        if source.bits != target.bits:
-            raise Unsupported(f"reinterpret from {source.name} to {target.name}")
         if isinstance(source, Integer) and isinstance(target, Integer):
             return Index(
                 np.asarray(x.at).astype(source.value_type).view(target.value_type).astype(np.int64), poison=x.poison
@@ -132,6 +140,12 @@ class Frame:
         if isinstance(target, Integer):
             return Index(words.view(target.value_type).astype(np.int64), poison=x.poison)
         return Value(x.machine, target, x.machine.from_words(words.view(target.word), target), x.poison)
+
+    def shown(self, x: Any) -> np.ndarray:
+        """The numbers of an expression for people, one for each lane, or one for all."""
+        if isinstance(x, Value):
+            return np.asarray(x.machine.readable(x.data, x.fmt)).reshape(-1)
+        return (x.at if isinstance(x, Index) else np.asarray(x)).reshape(-1)
 
     def classify(self, test: str, x: Value) -> Index:
         """isnan or isinf of each element."""

@@ -15,9 +15,11 @@ import numpy as np
 
 from ..formats import Format
 from ..machine import Exact
-from .frame import Unsupported
+from ..tile import Block, Index
+from .expressions import Translator
+from .frame import Frame, Unsupported
 
-__all__ = ["Plan", "lower", "reduction_plans"]
+__all__ = ["Plan", "Plans", "lower"]
 
 
 @dataclass
@@ -81,17 +83,17 @@ def _function(module: Any, name: str) -> Any:
 
 def reduction_plans(
     pf: Any, arch: str, pass_configs: dict[str, Any], count: int
-) -> list[tuple[Any, Any, dict[str, Any]]]:
+) -> list[tuple[Any, Any, dict[Any, Any]]]:
     """For each of the `count` reductions in program order: its call, its loop (`_reduction_loops`), the layout map."""
     from tvm.tirx import stmt_functor
 
     inferred, lowered = lower(pf, arch, pass_configs)
-    layouts: dict[str, Any] = {}
+    layouts: dict[Any, Any] = {}  # data variable -> Fragment
 
     def note_layout(node: Any) -> None:
         if type(node).__name__ == "SBlock" and "layout_map" in node.annotations:
             for buffer, layout in node.annotations["layout_map"].items():
-                layouts[buffer.name] = layout
+                layouts[buffer.data] = layout
 
     stmt_functor.post_order_visit(inferred.body, note_layout)
     reduces: list[Any] = []
@@ -149,16 +151,14 @@ def _all_reduce(node: Any) -> str | None:
     return text if "tl::AllReduce<" in text else None
 
 
-def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[str, Any], evaluate: Any) -> Plan:
+def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[Any, Any], evaluate: Any) -> Plan:
     """The plan of one reduction. evaluate(expr, {var: array}) gives an integer expression's values."""
     rv_loop, around, all_reduces = loop
     store = rv_loop.body
     source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
     offsets = [offset for text in all_reduces for offset in _offsets(text)]
-    src, dst = _Layout(layouts[source.name], evaluate), _Layout(layouts[target.name], evaluate)
-    load = next(
-        x for x in (store.value.a, store.value.b) if x.buffer.data.same_as(source.data) or x.buffer.name == source.name
-    )
+    src, dst = (_Layout(_found(layouts, buffer), evaluate) for buffer in (source, target))
+    load = _load_of(store.value.b)
     mine = [f for f in around if _uses(store.indices[0], f.loop_var) or _uses(load.indices[0], f.loop_var)]
     extents = [int(f.extent) for f in mine]
     grid = np.indices([*extents, int(rv_loop.extent)]).reshape(len(extents) + 1, -1) if extents else None
@@ -169,6 +169,22 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[s
     frm = np.broadcast_to(evaluate(load.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)
     order = {int(t): f for t, f in zip(to, frm, strict=True)}  # target register -> source registers in order
     return Plan(_index(src, dst, order, offsets, steps))
+
+
+def _found(layouts: dict[Any, Any], buffer: Any) -> Any:
+    """The layout of a fragment that a reduction reads or writes."""
+    if buffer.data not in layouts:
+        raise Unsupported(f"a reduction of {buffer.name}, which is in scope {buffer.scope()!r}")
+    return layouts[buffer.data]
+
+
+def _load_of(e: Any) -> Any:
+    """The load of the source in what a step adds: the load itself, its cast, or its magnitude."""
+    from tvm.tirx import stmt_functor
+
+    loads: list[Any] = []
+    stmt_functor.post_order_visit(e, lambda n: loads.append(n) if type(n).__name__ == "BufferLoad" else None)
+    return loads[0]
 
 
 class _Layout:
@@ -230,3 +246,33 @@ def _uses(e: Any, variable: Any) -> bool:
     seen = []
     stmt_functor.post_order_visit(e, lambda n: seen.append(n) if n.same_as(variable) else None)
     return bool(seen)
+
+
+class Plans:
+    """The orders of a kernel's sums, asked of the compiler when the first one is needed, and kept on disk."""
+
+    def __init__(self, pf: Any, target: str, configs: dict[str, Any], count: int):
+        self.pf, self.target, self.configs, self.count = pf, target, configs, count
+        self.made: dict[int, Plan] = {}
+        self.found: list[Any] | None = None
+
+    def __call__(self, number: int, extents: tuple[int, ...], dim: int) -> Plan:
+        if number not in self.made:
+            if self.found is None:
+                self.found = reduction_plans(self.pf, self.target, self.configs, self.count)
+            call, loop, layouts = self.found[number]
+            self.made[number] = make_plan(call, loop, layouts, evaluate)
+        return self.made[number]
+
+
+def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:
+    """An integer expression's values for arrays of its variables."""
+
+    def refuse(load: Any) -> Any:
+        raise Unsupported("a load in a layout")
+
+    frame = Frame(Block(None, 1, 1))  # type: ignore[arg-type]
+    for variable, array in values.items():
+        frame.bind(variable, Index(np.asarray(array)[None]))
+    found = Translator(refuse).expression(e)(frame)
+    return found.at[0] if isinstance(found, Index) else np.asarray(found)

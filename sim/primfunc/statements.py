@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..formats import dtype_named
-from ..tile import Block, Index, Tensor, Tile, Value, rows
-from .expressions import Evaluate, Translator, condition
-from .frame import Frame, Unsupported
-from .operators import OPERATORS, Access
+from ..tile import Block, Index, Private, Tensor, Tile, Value, rows
+from .expressions import Evaluate, Translator, as_index, condition
+from .frame import Frame, Unsupported, dtype_of
+from .operators import OPERATORS
+from .region import Access
 
-__all__ = ["Program", "Statements"]
+__all__ = ["Need", "Program", "Statements", "Uses"]
 
 Run = Callable[[Frame], None]
 _IGNORED = {  # calls that do not change what is computed
@@ -27,6 +30,17 @@ _IGNORED = {  # calls that do not change what is computed
     "tl.fence_proxy_async",
 }
 _LOCAL = ("local.fragment", "shared.dyn", "shared", "local", "local.var")
+_UNKNOWN = 384  # stands for a size that nobody gave
+_PRIVATE = ("local", "local.var")  # each thread has its own
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that a kernel uses: what, the source line of its statement, and whether the simulator runs it."""
+
+    what: str
+    where: str
+    supported: bool
 
 
 class Program:
@@ -61,6 +75,16 @@ _CHILDREN = {  # where the nodes below a node are; a and b otherwise
 }
 
 
+def _walk(node: Any, visit: Callable[[Any], None]) -> None:
+    """Visit a node each time that it occurs, not once as TVM's visitors do."""
+    visit(node)
+    for name in _CHILDREN.get(type(node).__name__, ("a", "b")):
+        child = getattr(node, name, None)
+        if child is not None:
+            for each in child if name in ("seq", "args", "indices") else [child]:
+                _walk(each, visit)
+
+
 class Uses:
     """How often a kernel's text reads each buffer and variable: a product with one use may be fused with it."""
 
@@ -68,16 +92,7 @@ class Uses:
         self.reads: Counter[Any] = Counter()
         self.variables: Counter[Any] = Counter()
         if body is not None:
-            self._walk(body)
-
-    def _walk(self, node: Any) -> None:
-        """Visit a node each time that it occurs, not once as TVM's visitors do."""
-        self._visit(node)
-        for name in _CHILDREN.get(type(node).__name__, ("a", "b")):
-            child = getattr(node, name, None)
-            if child is not None:
-                for each in child if name in ("seq", "args", "indices") else [child]:
-                    self._walk(each)
+            _walk(body, self._visit)
 
     def _visit(self, node: Any) -> None:
         kind = type(node).__name__
@@ -90,31 +105,58 @@ class Uses:
 
 
 class Statements:
-    """Translates the statements of one PrimFunc; tensors: global memory by the data variable of its buffer."""
+    """Translates the statements of one PrimFunc; tensors: global memory by the data variable of its buffer.
 
-    def __init__(self, tensors: dict[Any, Tensor], sizes: dict[Any, int] | None = None):
-        self.tensors, self.sizes = tensors, sizes or {}
+    needs: what the kernel uses. collect: go on after what is not supported, so that `needs` has all of it.
+    """
+
+    def __init__(self, tensors: dict[Any, Tensor], sizes: dict[Any, int] | None = None, collect: bool = False):
+        self.tensors, self.sizes, self.collect = tensors, sizes or {}, collect
+        self.needs: list[Need] = []
+        self.where = ""  # the source line of the statement that is translated
+        self.inside: list[Any] = []  # the T.Parallel loops around it
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
         self.uses = Uses()
         self.reductions = 0  # reduce operators seen so far, in program order
-        self.translator = Translator(self.load)
+        self.sums: list[tuple[int, tuple[int, ...], int]] = []  # those whose order matters: number, extents, dim
+        self.threads: set[Any] = set()  # variables that are a thread's index
+        self.translator = Translator(self.load, self.need)
         self._program: Program | None = None
+
+    def outline(self, pf: Any) -> None:
+        """Global memory of a kernel that is translated and not run: unknown sizes are some number."""
+        for p in pf.params:
+            if p in pf.buffer_map:
+                buffer = pf.buffer_map[p]
+                for symbol in buffer.shape:
+                    if type(symbol).__name__ == "Var":
+                        self.sizes.setdefault(symbol, _UNKNOWN)
+            else:
+                self.sizes[p] = _UNKNOWN
+        for buffer in pf.buffer_map.values():
+            try:
+                fmt = dtype_of(buffer)
+            except Unsupported as error:
+                self.needs.append(Need(error.what, "", False))
+                continue
+            nothing = np.broadcast_to(np.zeros(1, fmt.word), self.shape(buffer.shape))
+            self.tensors[buffer.data] = Tensor(str(buffer.name), nothing, fmt)
 
     # buffers
 
     def access(self, buffer: Any) -> Access:
         """How a buffer is reached at run time: itself, or a view of the memory that its data variable names."""
-        data, shape, fmt = buffer.data, self.shape(buffer.shape), dtype_named(str(buffer.dtype))
+        data, shape, fmt = buffer.data, self.shape(buffer.shape), dtype_of(buffer)
         if data in self.tensors:
             tensor = self.tensors[data]
             own = tensor if (shape, fmt) == (tensor.words.shape, tensor.fmt) else tensor.view(shape, fmt)
-            return Access(str(buffer.name), shape, fmt, lambda frame: own)
+            return Access(str(buffer.name), shape, fmt, lambda frame: own, True)
         if data not in self.storage:
-            raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r} that is not allocated here", buffer)
+            raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r} that is not allocated here")
         if (shape, fmt) == self.storage[data]:
-            return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data])
-        return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt))
+            return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data], False)
+        return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt), False)
 
     def size(self, e: Any, what: str = "a size") -> int:
         """An integer that is known before the kernel runs. Raises Unsupported when it is not."""
@@ -128,7 +170,7 @@ class Statements:
         try:
             found = self.translator.expression(e)(frame)
         except Unsupported as error:
-            raise Unsupported(f"{what} that is not known before the kernel runs", e) from error
+            raise Unsupported(f"{what} that is not known before the kernel runs") from error
         return int(found)
 
     def shape(self, sizes: Any) -> tuple[int, ...]:
@@ -150,13 +192,26 @@ class Statements:
     # statements
 
     def statement(self, s: Any) -> Run:
-        """The function that runs `s`. Raises Unsupported by name."""
+        """The function that runs `s`. Raises Unsupported by name and source line."""
         kind = type(s).__name__
-        method = getattr(self, "_" + kind.lower(), None)
-        if method is None:
-            raise Unsupported(f"statement {kind}", s)
-        run: Run = method(s)
-        return run
+        self.where = _line(s) or self.where
+        try:
+            method = getattr(self, "_" + kind.lower(), None)
+            if method is None:
+                raise Unsupported(f"statement {kind}")
+            self.need(kind)
+            run: Run = method(s)
+            return run
+        except Unsupported as error:
+            error.where = error.where or self.where
+            if not self.collect:
+                raise
+            self.needs.append(Need(error.what, error.where, False))
+            return _nothing
+
+    def need(self, what: str) -> None:
+        """Note something that the kernel uses and that is supported."""
+        self.needs.append(Need(what, self.where, True))
 
     def _seqstmt(self, s: Any) -> Run:
         parts = [self.statement(x) for x in s.seq]
@@ -175,10 +230,9 @@ class Statements:
         if threads is not None and self._program is not None:
             self._program.threads = int(np.prod([int(t) for t in threads]))
         for buffer in s.alloc_buffers:
-            if buffer.scope() not in _LOCAL:
-                raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}", buffer)
-            self.storage[buffer.data] = self.shape(buffer.shape), dtype_named(str(buffer.dtype))
-        allocated = [(b.data, b.name, b.scope(), *self.storage[b.data]) for b in s.alloc_buffers]
+            self._allocate(buffer)
+        mine = [b for b in s.alloc_buffers if b.data in self.storage]
+        allocated = [(b.data, b.name, b.scope(), *self.storage[b.data]) for b in mine]
         body = self.statement(s.body)
 
         def run(frame: Frame) -> None:
@@ -187,6 +241,17 @@ class Statements:
             body(frame)
 
         return run
+
+    def _allocate(self, buffer: Any) -> None:
+        """A tile of each thread block, or with T.alloc_global memory that all of them share."""
+        scope, shape, fmt = buffer.scope(), self.shape(buffer.shape), dtype_of(buffer)
+        self.need(f"buffer in scope {scope}")
+        if scope == "global":
+            self.tensors[buffer.data] = Tensor.unwritten(str(buffer.name), shape, fmt)
+        elif scope in _LOCAL:
+            self.storage[buffer.data] = shape, fmt
+        else:
+            raise Unsupported(f"buffer {buffer.name} in scope {scope!r}")
 
     def _for(self, s: Any) -> Run:
         if s.thread_binding is not None:
@@ -200,7 +265,11 @@ class Statements:
         def run(frame: Frame) -> None:
             first, count = start(frame), extent(frame)
             if isinstance(count, Index) and count.at.ndim > 1:
-                raise Unsupported("a serial loop whose extent differs between elements of a parallel loop", s)
+                for k in range(int(count.at.max(initial=0))):
+                    with frame.guard(count > k):
+                        frame.bind(variable, first + k)
+                        body(frame)
+                return
             counts = np.broadcast_to(count.at if isinstance(count, Index) else np.asarray(count), (frame.lanes.count,))
             outer, before = frame.lanes, frame.block.iteration
             for k in range(int(counts.max(initial=0))):
@@ -213,22 +282,29 @@ class Statements:
         return run
 
     def _parallel(self, s: Any) -> Run:
+        if self.inside:
+            raise Unsupported("a T.Parallel loop inside another one")
         variables, extents = [], []
         while type(s).__name__ == "For" and int(s.kind) == 1:
             variables.append(s.loop_var)
             extents.append(self.size(s.extent, "the extent of a T.Parallel loop"))
             s = s.body
+        private = _private(s)
+        self.inside.append(s)
         body = self.statement(s)
+        self.inside.pop()
 
         def run(frame: Frame) -> None:
-            block, outer = frame.block, frame.block.parallel_extents
-            if outer:
-                raise Unsupported("a T.Parallel loop inside another one", s)
-            indices = block.Parallel(*extents)
+            indices = frame.block.Parallel(*extents)
             for variable, index in zip(variables, indices, strict=True):
                 frame.bind(variable, index)
+            shared = {data: frame.tiles[data] for data in private}
+            frame.tiles |= {data: Private(tile, indices) for data, tile in shared.items()}
             body(frame)
-            block.parallel_extents = outer
+            frame.block.parallel_extents = ()
+            for data, tile in shared.items():
+                frame.tiles[data].close(tile)
+            frame.tiles |= shared
 
         return run
 
@@ -238,7 +314,7 @@ class Statements:
         while type(s).__name__ == "For" and s.thread_binding is not None:
             tag = str(s.thread_binding.thread_tag)
             if not tag.startswith("blockIdx"):
-                raise Unsupported(f"a loop bound to {tag}", s)
+                raise Unsupported(f"a loop bound to {tag}")
             program.grid.append((s.loop_var, tag, self.translator.expression(s.extent)))
             s = s.body
         program.run = self.statement(s)
@@ -247,6 +323,8 @@ class Statements:
         return lambda frame: None
 
     def _ifthenelse(self, s: Any) -> Run:
+        if self._by_one_thread(s):
+            return self.statement(s.then_case)
         test, then = self.translator.expression(s.condition), self.statement(s.then_case)
         other = self.statement(s.else_case) if s.else_case is not None else None
 
@@ -268,17 +346,24 @@ class Statements:
 
         return run
 
+    def _by_one_thread(self, s: Any) -> bool:
+        """Whether one thread of each block runs this for all of them, and it is a T.print."""
+        test, calls = s.condition, []
+        _walk(s.then_case, lambda node: calls.append(_extern(node)) if type(node).__name__ == "Evaluate" else None)
+        one = type(test).__name__ == "EQ" and test.a in self.threads and s.else_case is None
+        return one and all(name.startswith("debug_print") for name in calls)
+
     def _while(self, s: Any) -> Run:
         test, body = self.translator.expression(s.condition), self.statement(s.body)
 
+        if self.inside:
+            return lambda frame: _while_elements(frame, test, body)
+
         def run(frame: Frame) -> None:
-            outer = frame.lanes
-            running = outer
+            running = frame.lanes
             while running.count:
                 with frame.running(running):
                     goes = condition(test(frame))
-                    if isinstance(goes, Index) and goes.at.ndim > 1:
-                        raise Unsupported("a while loop inside a T.Parallel loop", s)
                     if goes is False:
                         return
                     chosen = np.broadcast_to(goes.at if isinstance(goes, Index) else np.ones(1, bool), (running.count,))
@@ -303,6 +388,7 @@ class Statements:
 
     def _bind(self, s: Any) -> Run:
         if getattr(getattr(s.value, "op", None), "name", "") == "tl.launch_thread_idx":
+            self.threads.add(s.var)
             return _nothing
         value, variable, once = self.translator.expression(s.value), s.var, self.uses.variables.get(s.var) == 1
 
@@ -314,7 +400,7 @@ class Statements:
 
     def _attrstmt(self, s: Any) -> Run:
         if s.attr_key not in ("threadblock_swizzle_pattern", "pragma_import_c", "warp_specialize"):
-            raise Unsupported(f"attribute {s.attr_key}", s)
+            raise Unsupported(f"attribute {s.attr_key}")
         return self.statement(s.body)
 
     def _evaluate(self, s: Any) -> Run:
@@ -323,9 +409,75 @@ class Statements:
         name = s.value.op.name
         if name in _IGNORED:
             return _nothing
+        if _extern(s).startswith("debug_print"):
+            return self._print(s.value.args[1:])
         if name not in OPERATORS:
-            raise Unsupported(f"operator {name}", s.value)
+            raise Unsupported(f"operator {name}")
+        if self.inside and "tileop" in name:
+            raise Unsupported(f"operator {name} inside a T.Parallel loop")
+        self.need(name)
         return OPERATORS[name](self, s.value)
+
+    def _print(self, args: Any) -> Run:
+        """T.print: a line for each thread block that runs, with the message, the name and index if any, the value."""
+        message, *rest = args
+        name = str(rest[0].value) if len(rest) > 1 else ""
+        values = [self.translator.expression(e) for e in rest[1 if name else 0 :]]
+
+        def run(frame: Frame) -> None:
+            found = [frame.shown(value(frame)) for value in values]
+            for place, lane in enumerate(frame.lanes.places()):
+                shown = [x[place if len(x) > 1 else 0] for x in found]
+                what = f"{name}[{int(shown[0])}] = {shown[1]}" if name else " ".join(map(str, shown))
+                print(f"{message.value} (block {frame.block.numbers[lane]}): {what}")
+
+        return run
+
+
+def _extern(s: Any) -> str:
+    """The name of the function of an Evaluate that calls a call_extern, else ""."""
+    call = s.value
+    if type(call).__name__ != "Call" or call.op.name != "tirx.call_extern":
+        return ""
+    return str(call.args[0].value)
+
+
+def _line(s: Any) -> str:
+    """The source line of a statement, "" where it has none (a kernel that was loaded, TileLang's own macros)."""
+    from tilelang.ir import get_stmt_span
+
+    span = get_stmt_span(s)
+    if span is None or "tilelang/language" in span.source_name.name:
+        return ""
+    return f"{Path(span.source_name.name).name}:{span.line}"
+
+
+def _private(body: Any) -> list[Any]:
+    """The local buffers that a T.Parallel loop stores to: each element has its own, when threads share the loop."""
+    stored, scopes = {}, set()
+
+    def visit(node: Any) -> None:
+        if type(node).__name__ in ("BufferStore", "BufferLoad"):
+            scopes.add(node.buffer.scope())
+        if type(node).__name__ == "BufferStore" and node.buffer.scope() in _PRIVATE:
+            stored[node.buffer.data] = True
+
+    _walk(body, visit)
+    return list(stored) if scopes - set(_PRIVATE) else []
+
+
+def _while_elements(frame: Frame, test: Evaluate, body: Run) -> None:
+    """A while loop inside a T.Parallel loop: each element goes on as long as its condition holds."""
+    running: Index | None = None
+    while running is None or running.at.any():
+        with contextlib.ExitStack() as stack:
+            if running is not None:
+                stack.enter_context(frame.guard(running))
+            goes = as_index(condition(test(frame)))
+            running = goes if running is None else running.apply(np.logical_and, goes)
+        if running.at.any():
+            with frame.guard(running):
+                body(frame)
 
 
 def _not(x: np.ndarray, _: Any) -> np.ndarray:

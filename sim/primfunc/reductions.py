@@ -1,0 +1,141 @@
+"""Reductions and scans of a tile, in the order in which the device adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..formats import Format, Integer
+from ..machine import Exact
+from ..tile import Index, Value
+from .frame import Frame, Unsupported
+from .region import Region
+
+if TYPE_CHECKING:
+    from .statements import Statements
+
+__all__ = ["REDUCTIONS"]
+
+Run = Callable[[Frame], None]
+_MERGE = {"sum": "add", "abssum": "add", "max": "max", "absmax": "max", "min": "min"}
+_INTEGER = {"sum": np.add, "max": np.maximum, "min": np.minimum, "bitand": np.bitwise_and, "bitor": np.bitwise_or,
+            "bitxor": np.bitwise_xor}  # fmt: skip
+_SEGMENT = 32  # elements that a warp scans at once (src/tl_templates/cuda/scan.h of TileLang 0.1.15)
+
+
+def _reduce(statements: Statements, call: Any) -> Run:
+    """Source elements become the target's dtype, then merge."""
+    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+    op, dim, clear = str(call.args[2].value), int(call.args[3]), bool(call.args[4])
+    if call.annotations and call.annotations.get("nan_propagate"):
+        raise Unsupported("reduce with nan_propagate")
+    number, extents = statements.reductions, source.sizes()
+    statements.reductions += 1
+    if isinstance(source.fmt, Integer) and isinstance(target.fmt, Integer) and op in _INTEGER:
+        return _reduce_integers(source, target, _INTEGER[op], dim, clear)
+    if op not in _MERGE or not (isinstance(source.fmt, Format) and isinstance(target.fmt, Format)):
+        raise Unsupported(f"reduce {op} of {source.fmt.name} into {target.fmt.name}")
+    fmt, ordered = target.fmt, _MERGE[op] == "add"
+    if ordered:
+        statements.sums.append((number, extents, dim))
+
+    def run(frame: Frame) -> None:
+        value, machine = source.read(frame).reshaped(extents), frame.block.machine
+        if source.fmt is not fmt:
+            value = frame.convert(value, fmt)
+        if ordered:
+            out = _sum(frame.plans(number, extents, dim), machine, value, op, fmt)
+        else:
+            out = _extreme(machine, value.data, op, dim, fmt)
+        result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), _any(value.poison, dim, target.shape))
+        if not clear:
+            result = target.read(frame).combine(_MERGE[op], result)
+        target.write(frame, result, f"reduce_{op}")
+
+    return run
+
+
+def _sum(plan: Any, machine: Exact, value: Value, op: str, fmt: Format) -> np.ndarray:
+    """A sum in the plan's order; products that are still open are fused with the additions."""
+    if op == "abssum":
+        return np.asarray(plan.sum(machine, machine.abs(value.data, fmt), fmt))
+    if value.factors is not None:
+        return np.asarray(plan.sum_products(machine, *value.factors, fmt))
+    return np.asarray(plan.sum(machine, value.data, fmt))
+
+
+def _extreme(machine: Exact, data: np.ndarray, op: str, dim: int, fmt: Format) -> np.ndarray:
+    """max, min and absmax, in any order: NaN is dropped. absmax starts from 0, the others from an infinity."""
+    if op == "absmax":
+        data = machine.abs(data, fmt)
+    out = machine.reduce("min" if op == "min" else "max", np.moveaxis(data, dim + 1, -1), None, fmt)
+    return machine.max(machine.constant(0.0, fmt), out, fmt) if op == "absmax" else out
+
+
+def _any(poison: np.ndarray | None, dim: int, shape: tuple[int, ...]) -> np.ndarray | None:
+    if poison is None:
+        return None
+    found = np.asarray(poison.any(axis=dim + 1))
+    return found.reshape((found.shape[0], *shape))
+
+
+def _reduce_integers(source: Region, target: Region, function: Any, dim: int, clear: bool) -> Run:
+    extents, fmt = source.sizes(), target.fmt
+
+    def run(frame: Frame) -> None:
+        value = source.read(frame).reshaped(extents)
+        out = function.reduce(value.data.view(value.fmt.value_type).astype(np.int64), axis=dim + 1)
+        out = out.reshape((out.shape[0], *target.shape))
+        poison = _any(value.poison, dim, target.shape)
+        if not clear:
+            old = target.read(frame)
+            out = function(out, old.data.view(fmt.value_type).astype(np.int64))
+            poison = old.poison if poison is None else poison if old.poison is None else poison | old.poison
+        target.write(frame, frame.block.as_value(Index(out, poison=poison), fmt), "reduce")
+
+    return run
+
+
+def _cumsum(statements: Statements, call: Any) -> Run:
+    """Inclusive sums along an axis: a warp scans 32 elements at a time and carries the last sum on."""
+    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+    dim, reverse, fmt = int(call.args[2]), bool(call.args[3]), source.fmt
+    if not isinstance(fmt, Format) or fmt is not target.fmt:
+        raise Unsupported(f"cumsum of {fmt.name} into {target.fmt.name}")
+    extents = source.sizes()
+
+    def run(frame: Frame) -> None:
+        value, machine = source.read(frame).reshaped(extents), frame.block.machine
+        data = np.moveaxis(value.data, dim + 1, -1)
+        out = np.moveaxis(_scan(machine, data, reverse, fmt), -1, dim + 1)
+        poison = None
+        if value.poison is not None:  # of an element: that of all whose segments reach it
+            poison = np.broadcast_to(value.poison.any(axis=dim + 1, keepdims=True), out.shape)
+        result = Value(machine, fmt, out, poison).reshaped(source.shape)
+        target.write(frame, result, "cumsum")
+
+    return run
+
+
+def _scan(machine: Exact, x: np.ndarray, reverse: bool, fmt: Format) -> np.ndarray:
+    """x [..., N] summed inclusively, its segments padded with +0 at the end of the axis."""
+    n = x.shape[-1]
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], -n % _SEGMENT), x.dtype)], axis=-1)
+    x = x[..., ::-1] if reverse else x
+    carry, parts = np.zeros((*x.shape[:-1], 1), x.dtype), []
+    for first in range(0, x.shape[-1], _SEGMENT):
+        part, offset = x[..., first : first + _SEGMENT], 1
+        while offset < _SEGMENT:
+            moved = machine.add(part[..., offset:], part[..., :-offset], fmt)
+            part = np.concatenate([part[..., :offset], moved], axis=-1)
+            offset *= 2
+        part = machine.add(part, carry, fmt)
+        carry = part[..., -1:]
+        parts.append(part)
+    out = np.concatenate(parts, axis=-1)
+    return (out[..., ::-1] if reverse else out)[..., :n]
+
+
+REDUCTIONS: dict[str, Callable[[Any, Any], Run]] = {"tl.tileop.reduce": _reduce, "tl.tileop.cumsum": _cumsum}

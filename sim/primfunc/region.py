@@ -1,0 +1,133 @@
+"""Operands of tile operators: buffers of the program, and rectangles of them whose start is known at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..formats import DType, Format
+from ..tile import Index, Tensor, Tile, Value, lift
+from .frame import Frame, Unsupported
+
+if TYPE_CHECKING:
+    from .statements import Statements
+
+__all__ = ["Access", "Region", "walking"]
+
+
+class Access:
+    """How a buffer of the program is reached at run time."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any], is_global: bool):
+        self.name, self.shape, self.fmt, self.get, self.is_global = name, shape, fmt, get, is_global
+
+    def store(
+        self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel", keep_product: bool = False
+    ) -> None:
+        target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
+        if isinstance(target, Tensor):
+            target.store(key, value, frame.block, guard, operator)
+        else:
+            target.store(key, value, guard, operator, keep_product)
+
+    def add(self, frame: Frame, key: tuple[Any, ...], value: Any) -> None:
+        """target[key] += value for each element, atomically."""
+        self.get(frame).add(key, value, frame.block, None if frame.guarded is None else frame.guarded.at)
+
+
+class Region:
+    """A tile-operator operand: a rectangle of a buffer, its start evaluated at run time."""
+
+    def __init__(self, statements: Statements, call: Any):
+        if getattr(call.op, "name", "") != "tl.region":
+            raise Unsupported(f"operand {call.op}")
+        load = call.args[0]
+        self.access = statements.access(load.buffer)
+        if int(call.args[1]) & 2:
+            statements.translator.forget(load.buffer.data)
+        self.starts = [statements.translator.expression(i) for i in load.indices]
+        self.fmt, self.name = self.access.fmt, self.access.name
+        # None: known only when the kernel runs
+        self.extents: list[int | None] = [_extent(statements, e) for e in call.args[2:]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents that are not 1."""
+        return tuple(e for e in self.sizes() if e != 1) or (1,)
+
+    def sizes(self) -> tuple[int, ...]:
+        """All extents. Raises Unsupported when one is not known before the kernel runs."""
+        if None in self.extents:
+            raise Unsupported(f"a region of {self.name} whose extent is not known before the kernel runs")
+        return tuple(e for e in self.extents if e is not None)
+
+    def matched(self, other: Region) -> None:
+        """Extents that are not known are the other operand's: a copy walks the tile, and its box is as large."""
+        theirs = iter([e for e in other.extents if e != 1])
+        for axis, extent in enumerate(self.extents):
+            known = next(theirs, None) if extent != 1 else 1
+            self.extents[axis] = known if extent is None else extent
+
+    def _key(self, frame: Frame, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        """Index arrays over `shape`, the extents that are not 1 in order."""
+        rank, axis, key = len(shape), 0, []
+        for start, extent in zip(self.starts, self.sizes(), strict=True):
+            first = start(frame)
+            first = lift(first.at, rank) if isinstance(first, Index) else np.asarray(first).reshape((1,) * (rank + 1))
+            if extent != 1:
+                axis += 1
+                first = first + np.arange(extent).reshape((1,) * axis + (extent,) + (1,) * (rank - axis))
+            key.append(Index(first))
+        return tuple(key)
+
+    def whole(self, frame: Frame) -> Tile | None:
+        """The tile, when the region is all of one."""
+        target = self.access.get(frame)
+        if isinstance(target, Tile) and tuple(self.extents) == target.shape:
+            return target
+        return None
+
+    def read(self, frame: Frame) -> Value:
+        """The values [lanes or 1, *shape]; out of bounds reads of global memory give 0."""
+        tile = self.whole(frame)
+        if tile is not None:
+            return tile.value().reshaped(self.shape)
+        with walking(frame, self.shape):
+            target, key = self.access.get(frame), self._key(frame, self.shape)
+            found = target.load(key, frame.block) if isinstance(target, Tensor) else target.load(key)
+        return found if isinstance(found, Value) else frame.block.as_value(found, self.fmt)
+
+    def write(self, frame: Frame, value: Value, operator: str) -> None:
+        """Store [lanes or 1, *shape]; out of bounds writes to global memory are dropped."""
+        tile = self.whole(frame)
+        if tile is not None:
+            value = value.reshaped(tile.shape)
+            tile.assign(operator, frame.block.as_value(value, tile.fmt) if isinstance(tile.fmt, Format) else value)
+            return
+        with walking(frame, self.shape):
+            self.access.store(frame, self._key(frame, self.shape), value, operator)
+
+    def add(self, frame: Frame, value: Any) -> None:
+        """Atomic additions of [lanes or 1, *shape] to global memory."""
+        with walking(frame, self.shape):
+            self.access.add(frame, self._key(frame, self.shape), value)
+
+
+def _extent(statements: Statements, e: Any) -> int | None:
+    try:
+        return statements.size(e)
+    except Unsupported:
+        return None
+
+
+@contextmanager
+def walking(frame: Frame, shape: tuple[int, ...]) -> Iterator[None]:
+    """Index as a loop over `shape` does."""
+    frame.block.parallel_extents = shape
+    try:
+        yield
+    finally:
+        frame.block.parallel_extents = ()
