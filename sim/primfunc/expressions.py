@@ -203,6 +203,18 @@ class Translator:
             return lambda frame: _integer("Min", _integer("Max", a(frame), b(frame)), c(frame))
         return lambda frame: _clamped(a(frame), b(frame), c(frame))
 
+    def _sigmoid(self, e: Any) -> Evaluate:
+        """1 / (1 + expf(0 - x)), as TileLang writes it out."""
+        inner, fmt = self.expression(e.args[0]), dtype_of(e)
+        if fmt is not FP32:
+            raise Unsupported(f"tirx.sigmoid of {fmt.name}")
+
+        def run(frame: Frame) -> Value:
+            one = frame.constant(1.0, fmt)
+            return one / (one + (frame.constant(0.0, fmt) - inner(frame)).apply("exp"))
+
+        return run
+
     def _inverted(self, e: Any) -> Evaluate:
         inner, dtype = self.expression(e.args[0]), dtype_of(e)
         assert isinstance(dtype, Integer)
@@ -233,6 +245,8 @@ class Translator:
             if source.bits != target.bits:
                 raise Unsupported(f"reinterpret from {source.name} to {target.name}")
             return lambda frame: frame.reinterpret(inner(frame), source, target)
+        if name == "tirx.sigmoid":
+            return self._sigmoid(e)
         if name == "tirx.bitwise_not":
             return self._inverted(e)
         if name in ("tirx.likely", "tl.likely"):

@@ -7,19 +7,28 @@ call of tl::AllReduce<Op, threads, scale, ...>.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import re
+import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..captures import save_arrays
 from ..formats import Format
 from ..machine import Exact
 from ..tile import Block, Index
 from .expressions import Translator
 from .frame import Frame, Unsupported
 
-__all__ = ["Plan", "Plans", "lower"]
+__all__ = ["Plan", "Plans", "cache_folder", "lower"]
+
+
+_VERSION = "tilelang 0.1.15, plans 1"  # what a kept plan was made by
 
 
 @dataclass
@@ -249,20 +258,52 @@ def _uses(e: Any, variable: Any) -> bool:
 
 
 class Plans:
-    """The orders of a kernel's sums, asked of the compiler when the first one is needed, and kept on disk."""
+    """The orders of a kernel's sums, asked of the compiler once and kept on disk (see `cache_folder`)."""
 
     def __init__(self, pf: Any, target: str, configs: dict[str, Any], count: int):
         self.pf, self.target, self.configs, self.count = pf, target, configs, count
         self.made: dict[int, Plan] = {}
-        self.found: list[Any] | None = None
 
-    def __call__(self, number: int, extents: tuple[int, ...], dim: int) -> Plan:
-        if number not in self.made:
-            if self.found is None:
-                self.found = reduction_plans(self.pf, self.target, self.configs, self.count)
-            call, loop, layouts = self.found[number]
-            self.made[number] = make_plan(call, loop, layouts, evaluate)
+    def prepare(self, sums: list[int]) -> None:
+        """Make the plans of the reductions with these numbers. Raises Unsupported."""
+        if not sums:
+            return
+        path = cache_folder() / f"{self._key()}.npz"
+        try:
+            with np.load(path) as kept:
+                self.made = {int(name): Plan(kept[name]) for name in kept.files}
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile):
+            self.made = {}
+        if set(sums) <= set(self.made):
+            return
+        found = reduction_plans(self.pf, self.target, self.configs, self.count)
+        self.made = {number: make_plan(*found[number], evaluate) for number in sums}
+        _keep(path, {str(number): plan.index for number, plan in self.made.items()})
+
+    def _key(self) -> str:
+        facts = [_VERSION, self.target, sorted((k, str(v)) for k, v in self.configs.items()), self.count]
+        text = repr(facts) + str(self.pf.script(show_meta=True))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def __call__(self, number: int) -> Plan:
         return self.made[number]
+
+
+def cache_folder() -> Path:
+    """Where plans are kept: TILEWORDS_CACHE, else tilewords in XDG_CACHE_HOME or ~/.cache."""
+    own = os.environ.get("TILEWORDS_CACHE")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tilewords"
+
+
+def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """Write arrays whole or not at all; a cache that cannot be written costs only time."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_arrays(path, {}, {name: _smallest(x) for name, x in arrays.items()})
+
+
+def _smallest(x: np.ndarray) -> np.ndarray:
+    return x.astype(np.min_scalar_type(-max(1, int(x.max(initial=0)))))
 
 
 def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:

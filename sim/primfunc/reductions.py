@@ -39,14 +39,14 @@ def _reduce(statements: Statements, call: Any) -> Run:
         raise Unsupported(f"reduce {op} of {source.fmt.name} into {target.fmt.name}")
     fmt, ordered = target.fmt, _MERGE[op] == "add"
     if ordered:
-        statements.sums.append((number, extents, dim))
+        statements.sums.append(number)
 
     def run(frame: Frame) -> None:
         value, machine = source.read(frame).reshaped(extents), frame.block.machine
         if source.fmt is not fmt:
             value = frame.convert(value, fmt)
         if ordered:
-            out = _sum(frame.plans(number, extents, dim), machine, value, op, fmt)
+            out = _sum(frame.plans(number), machine, value, op, fmt)
         else:
             out = _extreme(machine, value.data, op, dim, fmt)
         result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), _any(value.poison, dim, target.shape))

@@ -86,8 +86,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     record, tensors = find_arch(arch), Tensors(own, arrays)
     statements = _translated(own, tensors.by_data(), tensors.sizes)
     plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
-    for number, extents, dim in statements.sums:
-        plans(number, extents, dim)
+    plans.prepare(statements.sums)
     launches = _Launches(statements, Exact(record, bool(configs.get(_FAST, False))), plans, tensors, blocks)
     launches.watch, launches.progress = watch or {}, progress
     launches.run()
@@ -116,9 +115,8 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     if all(need.supported for need in needs) and statements.sums:
         record = find_arch(arch)
         try:
-            plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
-            for number, extents, dim in statements.sums:
-                plans(number, extents, dim)
+            target = _TARGET.get(record.name, record.name)
+            Plans(own.prim_func, target, configs, statements.reductions).prepare(statements.sums)
         except Unsupported as error:
             needs.append(Need(error.what, error.where, False))
     return needs

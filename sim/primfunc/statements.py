@@ -119,7 +119,7 @@ class Statements:
         self.programs: list[Program] = []
         self.uses = Uses()
         self.reductions = 0  # reduce operators seen so far, in program order
-        self.sums: list[tuple[int, tuple[int, ...], int]] = []  # those whose order matters: number, extents, dim
+        self.sums: list[int] = []  # those whose order matters
         self.threads: set[Any] = set()  # variables that are a thread's index
         self.translator = Translator(self.load, self.need)
         self._program: Program | None = None
