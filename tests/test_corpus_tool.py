@@ -194,7 +194,7 @@ def test_one_wrong_word_is_found_and_named(checked):
     x[63, 5] = 0.0
     line = checked(run, [1], x)
     assert (line["compared"], line["wrong"]) == (64 * 32, 1)
-    assert line["first"] == ["output 0 [63, 5]: simulated 0x0, GPU 0x8000"]
+    assert line["first"] == ["Y[63, 5]: simulated 0x0, GPU 0x8000"]
 
 
 def test_tensors_in_place_are_compared_with_what_the_first_call_was_given(checked):
@@ -229,7 +229,7 @@ def test_a_simulation_without_end_costs_only_itself(tool, monkeypatch):
         while True:
             pass
 
-    line = tool.compare(simulate, [64], [np.zeros(1, np.uint16)], seconds=0)
+    line = tool.compare(simulate, [64], {}, seconds=0)
     assert not line["simulated"] and line["why"] == "2 thread blocks take more than 0.5 s"
 
 

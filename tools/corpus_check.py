@@ -15,18 +15,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
 import os
 import re
-import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,6 @@ import corpus  # noqa: E402  the tool beside this one
 MOST_BYTES = 3 << 29  # of a kernel's tensors: larger ones are not copied
 FIRST = 2  # thread blocks that are simulated first
 GRACE = 20  # seconds by which a simulation may outlast its budget of three times --seconds
-SYMBOLIC = 256  # what a symbolic size is taken for where no kernel was called
 ARCHS = {(9, 0): "sm_90", (10, 0): "sm_100", (12, 0): "sm_120"}
 
 
@@ -55,18 +55,16 @@ class TimeLimit(BaseException):
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimit in the block after so many seconds."""
-
-    def stop(*_: Any) -> None:
-        raise TimeLimit
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """Raise TimeLimit in the block after so many seconds, in whatever thread it runs (autograd has its own)."""
+    stop = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    thread = ctypes.c_ulong(threading.get_ident())
+    timer = threading.Timer(seconds, stop, [thread, ctypes.py_object(TimeLimit)])
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        timer.cancel()
 
 
 def words(array: Any) -> np.ndarray:
@@ -84,34 +82,36 @@ def words(array: Any) -> np.ndarray:
 
 @dataclass
 class Comparison:
-    """The GPU's output words, and which of them were simulated and differed, in however many rounds of blocks."""
+    """The tensors that the GPU left, by parameter; which words were simulated and which differed, in all rounds."""
 
-    gpu: list[np.ndarray]
-    known: list[np.ndarray] = field(default_factory=list)
-    wrong: list[np.ndarray] = field(default_factory=list)
+    live: dict[str, Any]
+    gpu: dict[str, np.ndarray] = field(default_factory=dict)
+    known: dict[str, np.ndarray] = field(default_factory=dict)
+    wrong: dict[str, np.ndarray] = field(default_factory=dict)
     first: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.known = [np.zeros(g.shape, bool) for g in self.gpu]
-        self.wrong = [np.zeros(g.shape, bool) for g in self.gpu]
 
     def add(self, result: Any) -> None:
         """Compare what a simulation determined."""
-        for i, (array, unknown) in enumerate(zip(result.outputs, result.undetermined, strict=True)):
-            simulated = words(array)
-            if simulated.shape != self.gpu[i].shape:
-                raise ValueError(f"output {i} has shape {self.gpu[i].shape}, simulated {simulated.shape}")
+        for name, array, unknown in zip(result.names, result.outputs, result.undetermined, strict=True):
+            if name not in self.gpu:
+                self.gpu[name] = words(self.live[name])
+                self.known[name], self.wrong[name] = np.zeros((2, *self.gpu[name].shape), bool)
+            gpu, simulated = self.gpu[name], words(array)
+            if simulated.shape != gpu.shape:
+                raise ValueError(f"{name} has shape {list(gpu.shape)}, simulated {list(simulated.shape)}")
             known = np.ones(simulated.shape, bool) if unknown is None else ~unknown
-            bad = known & (simulated != self.gpu[i])
-            for at in np.argwhere(bad & ~self.wrong[i])[: 4 - len(self.first)]:
+            bad = known & (simulated != gpu)
+            for at in np.argwhere(bad & ~self.wrong[name])[: 4 - len(self.first)]:
                 at = tuple(int(n) for n in at)
-                self.first.append(f"output {i} {list(at)}: simulated {simulated[at]:#x}, GPU {self.gpu[i][at]:#x}")
-            self.known[i] |= known
-            self.wrong[i] |= bad
+                self.first.append(f"{name}{list(at)}: simulated {simulated[at]:#x}, GPU {gpu[at]:#x}")
+            self.known[name] |= known
+            self.wrong[name] |= bad
 
     def counts(self) -> dict[str, Any]:
-        compared = sum(int(k.sum()) for k in self.known)
-        counts = {"compared": compared, "wrong": sum(int(w.sum()) for w in self.wrong)}
+        """Words compared and wrong, with the first of these; undetermined are the others, once all blocks are done."""
+        compared = sum(int(k.sum()) for k in self.known.values())
+        counts = {"compared": compared, "wrong": sum(int(w.sum()) for w in self.wrong.values())}
+        counts["undetermined"] = sum(k.size for k in self.known.values()) - compared
         return counts | ({"first": self.first} if self.first else {})
 
 
@@ -160,26 +160,26 @@ def rounds(count: int, seconds: float) -> Iterator[list[int] | None]:
             return
 
 
-def compare(simulate: Callable[..., Any], grids: list[int | None], live: list[Any], seconds: float) -> dict[str, Any]:
+def compare(simulate: Callable[..., Any], grids: list[int | None], live: dict[str, Any], seconds: float) -> dict:
+    simulate: Callable[..., Any], grids: list[int | None], live: dict[str, Any], seconds: float
+) -> dict[str, Any]:
     """Simulate a kernel's thread blocks and compare them with the tensors that the GPU left."""
     largest = max((g or 0 for g in grids), default=0)
-    blocks, start, comparison = 0, time.monotonic(), Comparison([words(x) for x in live])
+    blocks, start, comparison = 0, time.monotonic(), Comparison(live)
     line: dict[str, Any] = {"simulated": True}
     try:
         with time_limit(3 * seconds + GRACE):
             for chosen in rounds(largest or FIRST + 1, seconds):
-                result = simulate(blocks=chosen)
-                comparison.add(result)
+                comparison.add(simulate(blocks=chosen))
                 blocks = largest if chosen is None else blocks + len(chosen)
-                if blocks == largest:
-                    line["undetermined"] = sum(int(m.sum()) for m in result.undetermined if m is not None)
     except TimeLimit:
         if not blocks:
             line = {"simulated": False, "why": f"{FIRST} thread blocks take more than {3 * seconds + GRACE:g} s"}
     except Exception as error:
         line = {"simulated": False, "why": reason(error)}
     line |= {"blocks": blocks, "of": largest or None, "seconds": round(time.monotonic() - start, 1)}
-    return line | comparison.counts()
+    counts = comparison.counts()
+    return line | ({k: n for k, n in counts.items() if k != "undetermined"} if blocks < largest else counts)
 
 
 def reason(error: BaseException) -> str:
@@ -193,31 +193,14 @@ def reason(error: BaseException) -> str:
 
 def unsupported(prim_func: Any, configs: dict[str, Any], arch: str) -> str | None:
     """None, or why the PrimFunc cannot be simulated; nothing is computed."""
+    from sim.primfunc import support
+
     try:
-        translate(prim_func, configs, arch)
+        needs = support(prim_func, arch=arch, pass_configs=configs)
     except Exception as error:
         return reason(error)
-    return None
-
-
-def translate(prim_func: Any, configs: dict[str, Any], arch: str) -> None:
-    """What a simulation does before it computes, with sizes taken for symbols and tensors without memory."""
-    from sim.formats import dtype_named
-    from sim.primfunc.lowering import reduction_plans
-    from sim.primfunc.statements import Statements
-    from sim.tile import Tensor
-
-    buffers = [prim_func.buffer_map[p] for p in prim_func.params if p in prim_func.buffer_map]
-    sizes = {p: SYMBOLIC for p in prim_func.params if p not in prim_func.buffer_map}
-    sizes |= {n: SYMBOLIC for b in buffers for n in b.shape if type(n).__name__ == "Var"}
-    tensors = {}
-    for buffer in buffers:
-        fmt, shape = dtype_named(str(buffer.dtype)), Statements({}, sizes).shape(buffer.shape)
-        tensors[buffer.data] = Tensor(str(buffer.name), np.broadcast_to(np.zeros(1, fmt.word), shape), fmt)
-    statements = Statements(tensors, sizes)
-    statements.statement(prim_func.body)
-    if statements.reductions:
-        reduction_plans(prim_func, arch + "a", configs, statements.reductions)
+    missing = [f"{n.what} is not supported" + (f" ({n.where})" if n.where else "") for n in needs if not n.supported]
+    return "; ".join(dict.fromkeys(missing)) or None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -267,7 +250,7 @@ class Checker(corpus.Recorder):
 
     def write(self, sha: str, line: dict[str, Any]) -> None:
         with open(self.lines, "a") as f:
-            f.write(json.dumps(self.origins[sha] | line, default=str) + "\n")
+            f.write(json.dumps(self.origins[sha] | line, default=str).replace(f"{self.root}/", "") + "\n")
 
     def claim(self, name: str) -> bool:
         try:
@@ -311,11 +294,11 @@ class Checker(corpus.Recorder):
         if given is None:
             line = {"simulated": False, "why": f"tensors of {size >> 20} MiB are more than is copied"}
         else:
-            line = self.check(sha, kernel, given, outputs(kernel, args, returned))
+            line = self.check(sha, kernel, given, named(kernel, args, returned))
         self.write(sha, line | {"ran": True} | ({"inputs": "made up"} if made_up else {}))
         return returned
 
-    def check(self, sha: str, kernel: Any, given: list[Any], live: list[Any]) -> dict[str, Any]:
+    def check(self, sha: str, kernel: Any, given: list[Any], live: dict[str, Any]) -> dict[str, Any]:
         """Simulate on copies of the inputs and compare with what the GPU gave."""
         from sim.primfunc import simulate
 
@@ -326,7 +309,7 @@ class Checker(corpus.Recorder):
         grids = launches(prim_func, corpus.bound_dims(prim_func, inputs, tuple(given)))
 
         def simulated(blocks: list[int] | None) -> Any:
-            return simulate(prim_func, *given, arch=self.arch(), pass_configs=configs, blocks=blocks)
+            return simulate(prim_func, *copies(given), arch=self.arch(), pass_configs=configs, blocks=blocks)
 
         return {"launches": len(grids)} | compare(simulated, grids, live, self.seconds)
 
@@ -341,18 +324,20 @@ class Checker(corpus.Recorder):
             self.support(sha, "the programs do not call it")
 
 
-def copies(args: tuple[Any, ...]) -> list[Any]:
+def copies(args: Iterable[Any]) -> list[Any]:
     return [a.detach().to("cpu", copy=True) if isinstance(a, torch.Tensor) else a for a in args]
 
 
-def outputs(kernel: Any, args: tuple[Any, ...], returned: Any) -> list[torch.Tensor]:
-    """The tensors that a call wrote, in the order of the parameters."""
-    from sim.primfunc.run import written
-
-    if not kernel.out_idx:
-        return [args[i] for i in written(kernel.prim_func)]
-    results = [returned] if isinstance(returned, torch.Tensor) else list(returned)
-    return [t for _, t in sorted(zip(kernel.out_idx, results, strict=True), key=lambda pair: pair[0])]
+def named(kernel: Any, args: tuple[Any, ...], returned: Any) -> dict[str, Any]:
+    """The tensors of a call by parameter: those that it was given, and those that it returned."""
+    results = [] if not kernel.out_idx else [returned] if isinstance(returned, torch.Tensor) else returned
+    passed, returns = iter(args), dict(zip(kernel.out_idx, results, strict=True))
+    tensors = {}
+    for i, parameter in enumerate(kernel.prim_func.params):
+        tensor, buffer = returns[i] if i in returns else next(passed), kernel.prim_func.buffer_map.get(parameter)
+        if buffer is not None:
+            tensors[str(buffer.name)] = tensor
+    return tensors
 
 
 def made_up_inputs(kernel: Any) -> list[torch.Tensor] | None:
@@ -456,7 +441,7 @@ def agrees(line: dict[str, Any]) -> bool:
 
 def short(text: str) -> str:
     """A reason without the names and places that tell kernels apart."""
-    text = re.sub(r" at [\w/.-]+:\d+.*$| \([\w.]+:\d+\)$", "", text)
+    text = re.sub(r" \([^()]*:\d+[^()]*\)", "", text.split("; ")[0])
     text = re.sub(r"\b(buffer|tensor|parameter|view of) '?\w+'?", r"\1 X", text)
     return re.sub(r"\d+", "N", text)[:110]
 
