@@ -161,8 +161,6 @@ def rounds(count: int, seconds: float) -> Iterator[list[int] | None]:
 
 
 def compare(simulate: Callable[..., Any], grids: list[int | None], live: dict[str, Any], seconds: float) -> dict:
-    simulate: Callable[..., Any], grids: list[int | None], live: dict[str, Any], seconds: float
-) -> dict[str, Any]:
     """Simulate a kernel's thread blocks and compare them with the tensors that the GPU left."""
     largest = max((g or 0 for g in grids), default=0)
     blocks, start, comparison = 0, time.monotonic(), Comparison(live)
