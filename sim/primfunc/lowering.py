@@ -167,17 +167,39 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[A
     source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
     offsets = [offset for text in all_reduces for offset in _offsets(text)]
     src, dst = (_Layout(_found(layouts, buffer), evaluate) for buffer in (source, target))
-    load = _load_of(store.value.b)
-    mine = [f for f in around if _uses(store.indices[0], f.loop_var) or _uses(load.indices[0], f.loop_var)]
+    to, frm = store.indices[0], _load_of(store.value.b).indices[0]
+    mine = [f for f in around if _uses(to, f.loop_var) or _uses(frm, f.loop_var)] + [rv_loop]
     extents = [int(f.extent) for f in mine]
-    grid = np.indices([*extents, int(rv_loop.extent)]).reshape(len(extents) + 1, -1) if extents else None
-    values = {f.loop_var: grid[n] for n, f in enumerate(mine)} if grid is not None else {}
-    values[rv_loop.loop_var] = grid[-1] if grid is not None else np.arange(int(rv_loop.extent))
-    steps = int(rv_loop.extent)
-    to = np.broadcast_to(evaluate(store.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)[:, 0]
-    frm = np.broadcast_to(evaluate(load.indices[0], values), values[rv_loop.loop_var].shape).reshape(-1, steps)
-    order = {int(t): f for t, f in zip(to, frm, strict=True)}  # target register -> source registers in order
-    return Plan(_index(src, dst, order, offsets, steps))
+    values = dict(zip((f.loop_var for f in mine), np.indices(extents).reshape(len(extents), -1), strict=True))
+    thread = [v for v in _variables(to) | _variables(frm) if v not in values]
+    if thread:
+        values[thread[0]] = _consumer(to, frm, thread, values, (dst, src), evaluate)
+    shape = (int(np.prod(extents[:-1])), extents[-1])
+    targets, sources = (np.broadcast_to(evaluate(e, values), int(np.prod(extents))).reshape(shape) for e in (to, frm))
+    order = dict(zip(targets[:, 0].tolist(), sources, strict=True))  # target register -> source registers in order
+    return Plan(_index(src, dst, order, offsets, extents[-1]))
+
+
+def _consumer(
+    to: Any, frm: Any, thread: list[Any], values: dict[Any, Any], layouts: tuple[_Layout, _Layout], evaluate: Any
+) -> np.ndarray:
+    """The first thread of the warp group that reduces, where registers are written in terms of threadIdx.
+
+    After warp specialisation the consumers' threads start at a multiple of 128; only there are the registers in range.
+    """
+    count = next(iter(values.values())).size
+    for first in range(0, 1024, 128):
+        found = []
+        for e in (to, frm):
+            known = {v: np.repeat(x, 128) for v, x in values.items()} | {
+                t: np.tile(np.arange(first, first + 128), count) for t in thread
+            }
+            found.append(np.broadcast_to(evaluate(e, known), count * 128).reshape(count, 128))
+        if all(0 <= x.min() and x.max() < layout.registers for x, layout in zip(found, layouts, strict=True)):
+            if len(thread) > 1 or any((x != x[:, :1]).any() for x in found):
+                break
+            return np.full(count, first)
+    raise Unsupported("a reduction whose registers differ between threads")
 
 
 def _found(layouts: dict[Any, Any], buffer: Any) -> Any:
@@ -208,6 +230,7 @@ class _Layout:
         names = dict(zip(variables, grid, strict=True))
         self.holds: dict[tuple[int, int], int] = {}
         self.thread, self.register = None, None
+        self.registers = int(np.prod([int(n) for n in fragment.get_output_shape()]))
         for copy in range(self.copies):
             values = names | {v: np.full(grid.shape[1], copy) for v in replica}
             thread = np.broadcast_to(evaluate(fragment.forward_thread, values), grid.shape[1:])
@@ -249,12 +272,16 @@ def _offsets(text: str) -> list[int]:
     return [scale << n for n in reversed(range((threads // scale).bit_length() - 1))]
 
 
-def _uses(e: Any, variable: Any) -> bool:
+def _variables(e: Any) -> set[Any]:
     from tvm.tirx import stmt_functor
 
-    seen = []
-    stmt_functor.post_order_visit(e, lambda n: seen.append(n) if n.same_as(variable) else None)
-    return bool(seen)
+    found: set[Any] = set()
+    stmt_functor.post_order_visit(e, lambda n: found.add(n) if type(n).__name__ == "Var" else None)
+    return found
+
+
+def _uses(e: Any, variable: Any) -> bool:
+    return variable in _variables(e)
 
 
 class Plans:
