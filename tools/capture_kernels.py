@@ -1,86 +1,158 @@
-"""Run tests/kernels.py on a GPU, with fast math and without, compare every word with the simulator, keep the words.
+"""Run the kernels of tests/kernels and tests/faults on a GPU, compare every word with the simulator, keep the words.
 
-python tools/capture_kernels.py OUT_DIR        writes OUT_DIR/kernels.npz and kernels.json
+python tools/capture_kernels.py OUT_DIR [NAME ...]
+
+Writes OUT_DIR/kernels.npz and faults.npz with their manifests: each kernel with fast math (NAME_fast) and without
+(NAME_precise); a second output is NAME_fast_1. Where the simulator says that a word is undetermined, nothing is
+compared. With names, only those kernels run and nothing is written. Exit code 1 when a word differs or a kernel does
+not run.
 """
 
 from __future__ import annotations
 
 import datetime
+import os
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from subprocess import run
+from subprocess import TimeoutExpired, run
 from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-FAST = "tl.enable_fast_math"
+MODES = {"fast": True, "precise": False}
 
 
-def child(name: str, fast: bool, out: Path) -> None:
-    """Compile and run one kernel; write its output's words."""
+def known() -> dict[str, dict[str, Any]]:
+    """The kernels by name, for each file that is written."""
+    import faults
     import kernels
+
+    return {"kernels": kernels.KERNELS, "faults": faults.on_gpu()}
+
+
+def on_device(kernel: Any, fast: bool) -> list[np.ndarray]:
+    """The words that this machine's GPU gives for each output."""
     import tilelang
     import torch
 
-    from sim.captures import save_arrays
-    from sim.formats import from_words, to_words
+    from sim.formats import from_words
 
     like = torch.empty(0, device="cuda")
-    tensors = [from_words(words, fmt, like) for words, fmt in kernels.inputs(name)]
-    kernel = tilelang.compile(kernels.KERNELS[name][0](), out_idx=[len(tensors)], pass_configs={FAST: fast})
-    result = kernel(*tensors)
+    given = [
+        from_words(*x, like) if isinstance(x, tuple) else torch.from_numpy(x).cuda() if hasattr(x, "shape") else x
+        for x in kernel.inputs()
+    ]
+    pf = kernel.make()
+    compiled = tilelang.compile(
+        pf, out_idx=list(range(len(given), len(pf.params))) or None, pass_configs={"tl.enable_fast_math": fast}
+    )
+    result = compiled(*given)
     torch.cuda.synchronize()
-    save_arrays(out, {"o": to_words(result)})
+    from sim.primfunc.run import written
+
+    found = ([given[i] for i in written(pf)]) if not kernel.made else result if kernel.made > 1 else [result]
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    return [t.contiguous().view(signed[t.element_size()]).cpu().numpy() for t in found]
 
 
-def main(folder: Path) -> int:
-    """Run all in child processes, compare, write. Returns 0 when every word agrees."""
-    import kernels
-
-    import gpu
-    from crosscheck.diff import diff
-    from sim.captures import load_arrays, save_capture
+def child(group: str, name: str, out: Path) -> None:
+    """Compile, run and simulate one kernel in both modes; write the words of both."""
     from sim.primfunc import simulate
 
-    folder.mkdir(parents=True, exist_ok=True)
-    cells = [(name, fast) for name in kernels.KERNELS for fast in (True, False)]
+    kernel, arrays = known()[group][name], {}
+    for mode, fast in MODES.items():
+        for n, words in enumerate(on_device(kernel, fast)):
+            arrays[f"gpu_{mode}_{n}"] = words
+        np.savez(out, **arrays)
+        result = simulate(kernel.prim_func(), *kernel.inputs(), pass_configs={"tl.enable_fast_math": fast})
+        for n, (x, unknown) in enumerate(zip(kernel.outputs(result), result.undetermined, strict=True)):
+            arrays[f"sim_{mode}_{n}"] = x[0] if isinstance(x, tuple) else x
+            arrays[f"known_{mode}_{n}"] = np.ones(x[0].shape if isinstance(x, tuple) else x.shape, bool)
+            if unknown is not None:
+                arrays[f"known_{mode}_{n}"] = ~unknown
+        np.savez(out, **arrays)
 
-    def one(cell: tuple[str, bool]) -> Any:
-        path = folder / f"{cell[0]}_{cell[1]}.npz"
-        command = [sys.executable, __file__, str(folder), cell[0], str(int(cell[1])), str(path)]
-        done = run(command, capture_output=True, timeout=300, text=True)
-        if not path.exists():
-            return done.stderr.strip().splitlines()[-1:]
-        found = load_arrays(path)["o"]
-        path.unlink()
-        return found
 
-    kept, wrong, described = {}, 0, []
-    with ThreadPoolExecutor(12) as pool:
-        for (name, fast), there in zip(cells, pool.map(one, cells), strict=True):
-            if not isinstance(there, tuple):
-                print(name, fast, "did not run:", *there)
-                continue
-            pf = kernels.KERNELS[name][0]()
-            made = simulate(
-                pf.with_attr("tilelang_out_idx", [len(pf.params) - 1]), *kernels.inputs(name), pass_configs={FAST: fast}
-            )
-            found = diff(made.outputs[0], there)
-            wrong += found.different
-            print(name, "fast" if fast else "precise", found.message() if not found.same else "same")
-            kept[f"{name}_{'fast' if fast else 'precise'}"] = there
-            described.append({"name": name, "fast_math": fast})
+def start(cell: tuple[str, str], folder: Path) -> tuple[dict[str, np.ndarray], str]:
+    """What a child process found, and why it failed."""
+    path = folder / f"{cell[0]}_{cell[1]}.npz"
+    command = [sys.executable, __file__, "--child", *cell, str(path)]
+    try:
+        done = run(command, capture_output=True, timeout=400, text=True)
+        reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason"])[-1]
+    except TimeoutExpired:
+        reason = "no answer in 400 s"
+    arrays = dict(np.load(path)) if path.exists() else {}
+    return arrays, reason
+
+
+def compare(name: str, arrays: dict[str, np.ndarray]) -> tuple[int, int]:
+    """Print what differs. Returns the words that differ and the words compared."""
+    wrong = total = 0
+    for key in [k for k in arrays if k.startswith("gpu_") and "sim_" + k[4:] in arrays]:
+        there = arrays[key]
+        here, sure = arrays["sim_" + key[4:]].view(there.dtype), arrays["known_" + key[4:]]
+        different = (there != here) & sure
+        total += int(sure.sum())
+        wrong += int(different.sum())
+        if different.any():
+            at = np.argwhere(different)
+            first = [(i.tolist(), hex(int(there[tuple(i)])), hex(int(here[tuple(i)]))) for i in at[:4]]
+            print(f"  {name} {key[4:]}: {len(at)} of {there.size} words differ; place, GPU, simulator: {first}")
+    return wrong, total
+
+
+def write(path: Path, kernels: dict[str, Any], found: dict[str, dict[str, np.ndarray]]) -> None:
+    """The words of one group as a capture."""
+    import gpu
+    from sim.captures import save_capture
+
+    words, integers = {}, {}
+    for name, arrays in found.items():
+        formats = kernels[name].formats()
+        for key, there in ((k, a) for k, a in arrays.items() if k.startswith("gpu_")):
+            _, mode, n = key.split("_")
+            label = f"{name}_{mode}" + (f"_{n}" if n != "0" else "")
+            if hasattr(formats[int(n)], "fraction_bits"):
+                words[label] = (there.view(formats[int(n)].word), formats[int(n)])
+            else:
+                integers[label] = there.view(formats[int(n)].value_type)
+    cells = [{"name": name, "fast_math": fast} for name in found for fast in MODES.values()]
     facts = gpu.device_info() | {"command": "python tools/capture_kernels.py tests/captures/h200", "seed": 948}
-    save_capture(folder / "kernels.npz", kept, facts | {"date": datetime.date.today().isoformat(), "cells": described})
-    print(f"{len(kept)} of {len(cells)} ran, {wrong} words wrong")
-    return 1 if wrong else 0
+    facts |= {"date": datetime.date.today().isoformat(), "cells": cells}
+    save_capture(path, words, facts, integers or None)
+
+
+def main(folder: Path, names: list[str]) -> int:
+    """Run all in child processes, compare, write. Returns 0 when every kernel ran and every word agrees."""
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = known()
+    cells = [(group, name) for group, kernels in groups.items() for name in kernels if not names or name in names]
+    wrong, total, failed = 0, 0, 0
+    found: dict[str, dict[str, Any]] = {group: {} for group in groups}
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(min(14, os.cpu_count() or 1)) as pool:
+        answers = pool.map(lambda cell: start(cell, Path(scratch)), cells)
+        for (group, name), (arrays, reason) in zip(cells, answers, strict=True):
+            different, compared = compare(name, arrays)
+            wrong, total, failed = wrong + different, total + compared, failed + bool(reason)
+            print(name, reason or ("same" if not different else "differs"), compared)
+            if sum(key.startswith("gpu_") for key in arrays):
+                found[group][name] = arrays
+    for group, kernels in groups.items():
+        if not names:
+            write(folder / f"{group}.npz", kernels, found[group])
+    print(f"{len(cells)} kernels, {failed} failed; {wrong} of {total} words differ")
+    return 1 if wrong or failed else 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5:
-        sys.exit(child(sys.argv[2], sys.argv[3] == "1", Path(sys.argv[4])))
-    if len(sys.argv) != 2:
+    if sys.argv[1:2] == ["--child"]:
+        sys.exit(child(sys.argv[2], sys.argv[3], Path(sys.argv[4])))
+    if len(sys.argv) < 2:
         print(__doc__, file=sys.stderr)
         sys.exit(2)
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
