@@ -13,6 +13,7 @@ import numpy as np
 
 from ..formats import FP32, DType, Format, Integer
 from ..tile import Index, Value, either, lift
+from .contraction import Contraction, exact_reciprocal
 from .frame import Frame, Unsupported, dtype_of
 
 __all__ = ["Evaluate", "Translator", "as_index", "condition"]
@@ -85,32 +86,7 @@ class Translator:
 
     def __init__(self, load: Callable[[Any], Evaluate], need: Callable[[str], None] = lambda what: None):
         self._load, self._need = load, need
-        self._products: dict[str, set[Any]] = {}  # products computed so far -> the buffers they read
-
-    def forget(self, data: Any) -> None:
-        """A buffer was stored to: products of its old values are gone."""
-        self._products = {text: read for text, read in self._products.items() if data not in read}
-
-    def _shared(self, e: Any) -> bool:
-        """Whether `e` is a product that was computed before from the same values: then it has two uses, and is rounded.
-
-        Read in SASS of flash-attention kernels that store log2(logsum) + scores_max * scale after their loop: the
-        product is the one that the last iteration made.
-        """
-        return type(e).__name__ == "Mul" and str(e) in self._products
-
-    def _note(self, e: Any) -> None:
-        from tvm.tirx import stmt_functor
-
-        read: set[Any] = set()
-
-        def visit(node: Any) -> None:
-            if type(node).__name__ == "BufferLoad":
-                read.add(node.buffer.data)
-
-        stmt_functor.post_order_visit(e, visit)
-        if read:
-            self._products[str(e)] = read
+        self.contraction = Contraction()
 
     def expression(self, e: Any) -> Evaluate:
         """The function that evaluates `e`. Raises Unsupported by name."""
@@ -134,22 +110,16 @@ class Translator:
         if kind == "Call":
             return self._call(e)
         if hasattr(e, "a") and hasattr(e, "b"):
-            found = self._binary(kind, e.a, e.b, str(e.dtype))
-            if kind == "Mul" and isinstance(dtype_of(e), Format):
-                self._note(e)
-            return found
+            return self._binary(kind, e.a, e.b, str(e.dtype), self.contraction.operand(e))
         raise Unsupported(f"expression {kind}")
 
     def _constant(self, value: float, fmt: DType) -> Evaluate:
         assert isinstance(fmt, Format)
         return lambda frame: frame.constant(value, fmt)
 
-    def _binary(self, kind: str, left: Any, right: Any, dtype: str) -> Evaluate:
+    def _binary(self, kind: str, left: Any, right: Any, dtype: str, fused: str | None = None) -> Evaluate:
         operand = dtype_of(left)
-        whole = [kind in ("Add", "Sub") and isinstance(operand, Format) and self._shared(e) for e in (left, right)]
-        a, b = (
-            _rounded(self.expression(e)) if r else self.expression(e) for e, r in zip((left, right), whole, strict=True)
-        )
+        a, b = self.expression(left), self.expression(right)
         if isinstance(operand, Integer):
             if kind in ("Div", "Mod"):
                 return lambda frame: _truncated(kind, a(frame), b(frame))
@@ -165,6 +135,12 @@ class Translator:
             return lambda frame: _compare(kind, a(frame), b(frame))
         if kind not in _FLOAT or kind == "Div" and operand is not FP32:
             raise Unsupported(f"{operand.name} {kind}")
+        if kind in ("Add", "Sub"):
+            return _sum(_FLOAT[kind], a, b, fused)
+        if kind == "Mul" and _is(right, -1.0):
+            return lambda frame: -a(frame)
+        if kind == "Div" and type(right).__name__ == "FloatImm":
+            return _scaled(a, b, float(np.float32(right.value)))
         function = _FLOAT[kind]
         return lambda frame: function(a(frame), b(frame))
 
@@ -254,8 +230,33 @@ class Translator:
         raise Unsupported(f"function {name}")
 
 
-def _rounded(inner: Evaluate) -> Evaluate:
-    return lambda frame: inner(frame).rounded()
+def _sum(function: Callable[[Value, Value], Value], a: Evaluate, b: Evaluate, fused: str | None) -> Evaluate:
+    """a + b or a - b, where the operand that `fused` names is a product that the compiler contracts with it."""
+
+    def run(frame: Frame) -> Value:
+        left, right = a(frame), b(frame)
+        chosen = {"a": left, "b": right}.get(fused or "")
+        if chosen is not None and chosen.factors is None:
+            raise Unsupported("a fused product that not all running blocks hold")
+        return function(left if fused == "a" else left.rounded(), right if fused == "b" else right.rounded())
+
+    return run
+
+
+def _scaled(a: Evaluate, b: Evaluate, divisor: float) -> Evaluate:
+    """a / divisor, a literal: a product with the reciprocal with fast math, or when that is exact."""
+
+    def run(frame: Frame) -> Value:
+        x = a(frame)
+        if divisor and np.isfinite(divisor) and (x.machine.fast_math or exact_reciprocal(divisor)):
+            return x * (1.0 / divisor)
+        return x / b(frame)
+
+    return run
+
+
+def _is(e: Any, value: float) -> bool:
+    return type(e).__name__ == "FloatImm" and float(e.value) == value
 
 
 def _clamped(x: Value, low: Value, high: Value) -> Value:

@@ -73,8 +73,8 @@ class Frame:
                 rows(value.at, chosen), value.axis, None if value.poison is None else rows(value.poison, chosen)
             )
         poison = None if value.poison is None else rows(value.poison, chosen)
-        data = value.data
-        return Value(value.machine, value.fmt, rows(data, chosen) if data.ndim else data, poison)  # rounded
+        data, *factors = (rows(x, chosen) if x.ndim else x for x in (value.data, *(value.factors or ())))
+        return Value(value.machine, value.fmt, data, poison, (factors[0], factors[1]) if factors else None)
 
     @contextmanager
     def guard(self, taken: Index) -> Iterator[None]:

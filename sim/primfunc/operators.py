@@ -43,10 +43,10 @@ def _copy(statements: Statements, call: Any) -> Run:
     target.matched(source)
     if source.shape != target.shape:
         raise Unsupported(f"a copy of {source.extents} to {target.extents}")
-    convert = _conversion(source.fmt, target.fmt)
+    convert, keep = _conversion(source.fmt, target.fmt), statements.translator.contraction.keeps(call)
 
     def run(frame: Frame) -> None:
-        target.write(frame, convert(frame, source.read(frame)), "copy")
+        target.write(frame, convert(frame, source.read(frame)), "copy", keep)
 
     return run
 
@@ -100,7 +100,7 @@ def _spread(m: Index, step: int, count: int, stride: int) -> Index:
 def _device_assert(statements: Statements, call: Any) -> Run:
     """T.device_assert: a block for which it does not hold is reported; what it computes goes on."""
     test = statements.translator.expression(call.args[0])
-    message = str(call.args[1].value) if len(call.args) > 1 else statements.where
+    message = str(call.args[1].value).partition("\n")[0] if len(call.args) > 1 else statements.where
 
     def run(frame: Frame) -> None:
         holds = condition(test(frame))

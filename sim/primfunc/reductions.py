@@ -37,7 +37,7 @@ def _reduce(statements: Statements, call: Any) -> Run:
         return _reduce_integers(source, target, _INTEGER[op], dim, clear)
     if op not in _MERGE or not (isinstance(source.fmt, Format) and isinstance(target.fmt, Format)):
         raise Unsupported(f"reduce {op} of {source.fmt.name} into {target.fmt.name}")
-    fmt, ordered = target.fmt, _MERGE[op] == "add"
+    fmt, ordered, fused = target.fmt, _MERGE[op] == "add", statements.translator.contraction.keeps(call)
     if ordered:
         statements.sums.append(number)
 

@@ -46,8 +46,6 @@ class Region:
             raise Unsupported(f"operand {call.op}")
         load = call.args[0]
         self.access = statements.access(load.buffer)
-        if int(call.args[1]) & 2:
-            statements.translator.forget(load.buffer.data)
         self.starts = [statements.translator.expression(i) for i in load.indices]
         self.fmt, self.name = self.access.fmt, self.access.name
         # None: known only when the kernel runs
@@ -100,12 +98,13 @@ class Region:
             found = target.load(key, frame.block) if isinstance(target, Tensor) else target.load(key)
         return found if isinstance(found, Value) else frame.block.as_value(found, self.fmt)
 
-    def write(self, frame: Frame, value: Value, operator: str) -> None:
+    def write(self, frame: Frame, value: Value, operator: str, keep_product: bool = False) -> None:
         """Store [lanes or 1, *shape]; out of bounds writes to global memory are dropped."""
         tile = self.whole(frame)
         if tile is not None:
             value = value.reshaped(tile.shape)
-            tile.assign(operator, frame.block.as_value(value, tile.fmt) if isinstance(tile.fmt, Format) else value)
+            value = frame.block.as_value(value, tile.fmt) if isinstance(tile.fmt, Format) else value
+            tile.assign(operator, value, keep_product)
             return
         with walking(frame, self.shape):
             self.access.store(frame, self._key(frame, self.shape), value, operator)

@@ -12,10 +12,11 @@ from ..arch import arch as find_arch
 from ..formats import Integer, from_words
 from ..machine import Exact
 from ..tile import Block, Index, Tensor, Undetermined, either
+from .contraction import Contraction
 from .frame import Frame, Unsupported
 from .kernel import Kernel, Tensors, kernel_of
 from .lowering import Plans
-from .statements import Need, Program, Statements, Uses
+from .statements import Need, Program, Statements
 
 __all__ = ["Result", "run", "simulate", "support"]
 
@@ -84,10 +85,11 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     own = kernel_of(kernel, arrays, args, kwargs)
     configs = own.pass_configs if pass_configs is None else dict(pass_configs)
     record, tensors = find_arch(arch), Tensors(own, arrays)
-    statements = _translated(own, tensors.by_data(), tensors.sizes)
+    fast = bool(configs.get(_FAST, False))
+    statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
     plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
     plans.prepare(statements.sums)
-    launches = _Launches(statements, Exact(record, bool(configs.get(_FAST, False))), plans, tensors, blocks)
+    launches = _Launches(statements, Exact(record, fast), plans, tensors, blocks)
     launches.watch, launches.progress = watch or {}, progress
     launches.run()
     like = arrays[0] if arrays else None
@@ -110,7 +112,7 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     """
     own = kernel_of(kernel, (), args, kwargs)
     configs = own.pass_configs if pass_configs is None else pass_configs
-    statements = _translated(own, None, {}, collect=True)
+    statements = _translated(own, None, {}, bool(configs.get(_FAST, False)), collect=True)
     needs = statements.needs
     if all(need.supported for need in needs) and statements.sums:
         record = find_arch(arch)
@@ -122,12 +124,14 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     return needs
 
 
-def _translated(kernel: Kernel, tensors: Any, sizes: dict[Any, Any], collect: bool = False) -> Statements:
+def _translated(
+    kernel: Kernel, tensors: Any, sizes: dict[Any, Any], fast_math: bool, collect: bool = False
+) -> Statements:
     pf = kernel.prim_func
     statements = Statements(tensors or {}, sizes, collect)
     if tensors is None:
         statements.outline(pf)
-    statements.uses = Uses(pf.body)
+    statements.translator.contraction = Contraction(pf.body, fast_math)
     statements.statement(pf.body)
     return statements
 

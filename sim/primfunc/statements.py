@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from .frame import Frame, Unsupported, dtype_of
 from .operators import OPERATORS
 from .region import Access
 
-__all__ = ["Need", "Program", "Statements", "Uses"]
+__all__ = ["Need", "Program", "Statements"]
 
 Run = Callable[[Frame], None]
 _IGNORED = {  # calls that do not change what is computed
@@ -75,6 +74,10 @@ _CHILDREN = {  # where the nodes below a node are; a and b otherwise
 }
 
 
+def _not_known(load: Any) -> Evaluate:
+    raise Unsupported("a load")
+
+
 def _walk(node: Any, visit: Callable[[Any], None]) -> None:
     """Visit a node each time that it occurs, not once as TVM's visitors do."""
     visit(node)
@@ -83,25 +86,6 @@ def _walk(node: Any, visit: Callable[[Any], None]) -> None:
         if child is not None:
             for each in child if name in ("seq", "args", "indices") else [child]:
                 _walk(each, visit)
-
-
-class Uses:
-    """How often a kernel's text reads each buffer and variable: a product with one use may be fused with it."""
-
-    def __init__(self, body: Any = None):
-        self.reads: Counter[Any] = Counter()
-        self.variables: Counter[Any] = Counter()
-        if body is not None:
-            _walk(body, self._visit)
-
-    def _visit(self, node: Any) -> None:
-        kind = type(node).__name__
-        if kind == "BufferLoad":
-            self.reads[node.buffer.data] += 1
-        elif kind == "Var":
-            self.variables[node] += 1
-        elif kind == "Call" and getattr(node.op, "name", "") == "tl.region" and int(node.args[1]) == 2:
-            self.reads[node.args[0].buffer.data] -= 1  # the load inside a region that is only written
 
 
 class Statements:
@@ -117,7 +101,6 @@ class Statements:
         self.inside: list[Any] = []  # the T.Parallel loops around it
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
-        self.uses = Uses()
         self.reductions = 0  # reduce operators seen so far, in program order
         self.sums: list[int] = []  # those whose order matters
         self.threads: set[Any] = set()  # variables that are a thread's index
@@ -153,7 +136,7 @@ class Statements:
             own = tensor if (shape, fmt) == (tensor.words.shape, tensor.fmt) else tensor.view(shape, fmt)
             return Access(str(buffer.name), shape, fmt, lambda frame: own, True)
         if data not in self.storage:
-            raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r} that is not allocated here")
+            raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}")
         if (shape, fmt) == self.storage[data]:
             return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data], False)
         return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt), False)
@@ -165,13 +148,11 @@ class Statements:
         if isinstance(e, int):
             return e
         frame = Frame(Block(None, 1, 1))  # type: ignore[arg-type]
-        for variable, value in self.sizes.items():
-            frame.bind(variable, value)
+        frame.define(self.sizes)
         try:
-            found = self.translator.expression(e)(frame)
+            return int(Translator(_not_known).expression(e)(frame))
         except Unsupported as error:
             raise Unsupported(f"{what} that is not known before the kernel runs") from error
-        return int(found)
 
     def shape(self, sizes: Any) -> tuple[int, ...]:
         return tuple(self.size(n, "a buffer's size") for n in sizes)
@@ -203,11 +184,15 @@ class Statements:
             run: Run = method(s)
             return run
         except Unsupported as error:
-            error.where = error.where or self.where
-            if not self.collect:
-                raise
-            self.needs.append(Need(error.what, error.where, False))
+            self._missing(error)
             return _nothing
+
+    def _missing(self, error: Unsupported) -> None:
+        """Raise what is not supported, with its source line, or note it and go on."""
+        error.where = error.where or self.where
+        if not self.collect:
+            raise error
+        self.needs.append(Need(error.what, error.where, False))
 
     def need(self, what: str) -> None:
         """Note something that the kernel uses and that is supported."""
@@ -230,7 +215,10 @@ class Statements:
         if threads is not None and self._program is not None:
             self._program.threads = int(np.prod([int(t) for t in threads]))
         for buffer in s.alloc_buffers:
-            self._allocate(buffer)
+            try:
+                self._allocate(buffer)
+            except Unsupported as error:
+                self._missing(error)
         mine = [b for b in s.alloc_buffers if b.data in self.storage]
         allocated = [(b.data, b.name, b.scope(), *self.storage[b.data]) for b in mine]
         body = self.statement(s.body)
@@ -377,8 +365,7 @@ class Statements:
     def _bufferstore(self, s: Any) -> Run:
         access, value = self.access(s.buffer), self.translator.expression(s.value)
         key = [self.translator.expression(i) for i in s.indices]
-        self.translator.forget(s.buffer.data)
-        keep = self.uses.reads.get(s.buffer.data) == 1 and s.buffer.scope() in ("local.fragment", "local")
+        keep = self.translator.contraction.keeps(s)
 
         def run(frame: Frame) -> None:
             result, where = value(frame), tuple(k(frame) for k in key)
@@ -390,11 +377,10 @@ class Statements:
         if getattr(getattr(s.value, "op", None), "name", "") == "tl.launch_thread_idx":
             self.threads.add(s.var)
             return _nothing
-        value, variable, once = self.translator.expression(s.value), s.var, self.uses.variables.get(s.var) == 1
+        value, variable = self.translator.expression(s.value), s.var
 
         def run(frame: Frame) -> None:
-            result = value(frame)
-            frame.bind(variable, result.rounded() if isinstance(result, Value) and not once else result)
+            frame.bind(variable, value(frame))
 
         return run
 

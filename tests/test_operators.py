@@ -1,0 +1,248 @@
+"""Single operators of a PrimFunc: what they mean, on numbers that float32 holds exactly, and what is reported.
+
+Annotations stay objects (no `from __future__ import annotations`): TileLang reads the parameters' shapes from them.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+
+import tilelang
+import tilelang.language as T
+from kernels import operators
+
+import sim
+
+
+def small(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    """Integers from -4 to 4: their sums are exact in any order."""
+    return np.random.default_rng(0).integers(-4, 5, shape).astype(dtype)
+
+
+def run(kernel: Any, *arrays: Any, **settings: Any) -> Any:
+    return sim.run(kernel.with_attr("tilelang_out_idx", [len(kernel.params) - 1]), *arrays, **settings)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_cumsum_is_the_running_sum_of_each_tile(dim: int, reverse: bool) -> None:
+    x = small(128, 80)
+    tiles = x.reshape(2, 64, 80)
+    flipped = np.flip(tiles, dim + 1) if reverse else tiles
+    want = np.cumsum(flipped, axis=dim + 1)
+    want = np.flip(want, dim + 1) if reverse else want
+    np.testing.assert_array_equal(run(operators.cumsum(dim, reverse)(), x), want.reshape(x.shape))
+
+
+def test_cumsum_adds_in_the_order_of_a_warp_scan() -> None:
+    """Halves of 32 are joined last: 1 + (2**24 + 1) keeps what (1 + 2**24) + 1 loses."""
+    x = np.zeros((128, 80), np.float32)
+    x[:, 0], x[:, 1], x[:, 2], x[:, 3] = 2.0**24, 0, 1, 1
+    assert run(operators.cumsum(1, False)(), x)[0, 3] == 2.0**24 + 2
+
+
+@pytest.mark.parametrize(("op", "dim"), [("sum", 0), ("sum", 1), ("absmax", 1), ("max", 0)])
+def test_a_reduction_into_float32_takes_what_the_target_holds(op: str, dim: int) -> None:
+    x = small(128, 128, dtype=np.float16)
+    tiles = x.astype(np.float32).reshape(2, 64, 128)
+    want = np.abs(tiles) if op == "absmax" else tiles
+    want = want.sum(axis=dim + 1) + 0.5 if op == "sum" else np.maximum(want.max(axis=dim + 1), 0.5)
+    np.testing.assert_array_equal(run(operators.reduce_into_float32(op, "float16", dim)(), x), want)
+
+
+def test_integers_are_reduced() -> None:
+    x = small(128, 128)
+    last = 127 - np.argmax(x[:, ::-1], axis=1)
+    np.testing.assert_array_equal(run(operators.best_index(), x), last)
+
+
+def test_im2col_gathers_patches_with_padding_and_stride() -> None:
+    x, w = small(2, 16, 16, 32, dtype=np.float16), small(9 * 32, 64, dtype=np.float16)
+    padded = np.pad(x.astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    taps = [padded[:, i : i + 16 : 2, j : j + 16 : 2] for i in range(3) for j in range(3)]
+    want = np.concatenate(taps, axis=-1).reshape(128, 9 * 32) @ w.astype(np.float32)
+    np.testing.assert_array_equal(run(operators.convolution(), x, w), want)
+
+
+def test_a_second_launch_reads_memory_of_the_whole_grid() -> None:
+    x = small(256, 128, dtype=np.float16)
+    np.testing.assert_array_equal(run(operators.two_launches(), x), x.astype(np.float32).sum(axis=0))
+
+
+def test_a_later_launch_cannot_know_what_blocks_that_do_not_run_have_stored() -> None:
+    pf = operators.two_launches().with_attr("tilelang_out_idx", [1])
+    mask = sim.simulate(pf, small(256, 128, dtype=np.float16), blocks=[0]).undetermined[0]
+    assert mask is not None and mask.all()
+
+
+def test_a_variable_in_a_parallel_loop_is_each_elements_own() -> None:
+    x = small(64, 128)
+    want = np.array([[sum(x[i, (j + k) % 128] for k in range(i % 32 % 4 + 1)) for j in range(128)] for i in range(64)])
+    np.testing.assert_array_equal(run(operators.variables(), x), want)
+
+
+def leaked() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            last = T.alloc_var("float32")
+            last = 0.0
+            for i in T.Parallel(64):
+                last = X[i]
+            for i in T.Parallel(64):
+                Y[i] = last
+
+    return main
+
+
+def test_a_variable_after_a_parallel_loop_is_known_only_where_all_elements_left_the_same() -> None:
+    np.testing.assert_array_equal(run(leaked(), np.full(64, 3, np.float32)), np.full(64, 3, np.float32))
+    with pytest.raises(sim.Undetermined, match="64 outputs") as caught:
+        run(leaked(), np.arange(64, dtype=np.float32))
+    assert caught.value.result.undetermined[0].all()
+
+
+def searched() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                n = T.alloc_var("int32")
+                n = 0
+                while n * n < X[i]:
+                    n = n + 1
+                Y[i] = n
+
+    return main
+
+
+def test_a_while_loop_in_a_parallel_loop_goes_on_for_each_element_by_itself() -> None:
+    x = np.arange(64, dtype=np.int32)
+    np.testing.assert_array_equal(run(searched(), x), np.ceil(np.sqrt(x)).astype(np.int32))
+
+
+def ragged() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64, 16), "float16"), N: T.Tensor((1,), "int32"), Y: T.Tensor((64, 16), "float16")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_shared((32, 16), "float16")
+            T.copy(X[N[0] : N[0] + 32, :], x)
+            T.copy(x, Y[0:32, :])
+            T.copy(X[0 : N[0], :], x)
+            T.copy(x, Y[32:64, :])
+
+    return main
+
+
+def test_a_copy_whose_extent_is_not_known_moves_the_whole_tile() -> None:
+    x = small(64, 16, dtype=np.float16)
+    np.testing.assert_array_equal(run(ragged(), x, np.array([16], np.int32)), np.concatenate([x[16:48], x[:32]]))
+
+
+def added(places: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((4, 64), "float32"), Y: T.Tensor((places, 64), "float32")):
+        with T.Kernel(4, threads=64) as bx:
+            for i in T.Parallel(64):
+                T.atomic_add(Y[bx % places, i], X[bx, i])
+
+    return main
+
+
+def test_tensors_are_written_in_place_and_given_back() -> None:
+    x, y = small(4, 64), np.zeros((4, 64), np.float32)
+    out = sim.run(added(4), x, y)
+    assert (out == x).all() and (y == x).all()
+
+
+def test_two_float_additions_to_zero_are_known_and_four_are_not() -> None:
+    x = small(4, 64)
+    assert (sim.run(added(2), x, np.zeros((2, 64), np.float32)) == x[:2] + x[2:]).all()
+    with pytest.raises(sim.Undetermined, match="atomic_order of Y in atomic_add"):
+        sim.run(added(1), x, np.zeros((1, 64), np.float32))
+
+
+def test_additions_are_unknown_when_not_all_blocks_run() -> None:
+    mask = sim.simulate(added(2), small(4, 64), np.zeros((2, 64), np.float32), blocks=[0]).undetermined[0]
+    assert mask is not None and mask.all()
+
+
+def spoken() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((2, 4), "float16"), Y: T.Tensor((2, 4), "float16")):
+        with T.Kernel(2, threads=32) as bx:
+            x = T.alloc_fragment((4,), "float16")
+            T.copy(X[bx, 0], x)
+            T.print(x, msg="row")
+            T.print(bx + 1, msg="next")
+            T.device_assert(bx < 1, "only one block")
+            T.copy(x, Y[bx, 0])
+
+    return main
+
+
+def test_print_prints_and_a_failed_assertion_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    pf = spoken().with_attr("tilelang_out_idx", [1])
+    result = sim.simulate(pf, np.arange(8, dtype=np.float16).reshape(2, 4))
+    lines = capsys.readouterr().out.splitlines()
+    assert "row (block 1): x[3] = 7.0" in lines and "next (block 0): 1" in lines and len(lines) == 10
+    assert result.events == [("device_assert", "only one block", "device_assert")]
+
+
+def test_watch_calls_back_with_values_block_and_iteration() -> None:
+    seen: list[tuple[float, int, Any]] = []
+    x, w = small(2, 16, 16, 32, dtype=np.float16), small(9 * 32, 64, dtype=np.float16)
+    out = run(operators.convolution(), x, w, watch={"acc": lambda a, *where: seen.append((a[0, 0], *where))})
+    assert [where for _, *where in seen][:3] == [[0, None], [1, None], [0, 0]] and len(seen) == 20
+    assert seen[-2:] == [(out[0, 0], 0, 8), (out[64, 0], 1, 8)]
+
+
+def test_progress_counts_thread_blocks() -> None:
+    seen: list[tuple[int, int]] = []
+    run(operators.two_launches(), small(256, 128, dtype=np.float16), progress=lambda *n: seen.append(n))
+    assert seen == [(4, 5), (5, 5)]
+
+
+@tilelang.jit
+def scaled(X, Y, factor: float = 2.0, block: int = 32):  # type: ignore[no-untyped-def]
+    N = T.const("N")
+    X: T.Tensor[[N], "float32"]
+    Y: T.Tensor[[N], "float32"]
+    with T.Kernel(T.ceildiv(N, block), threads=32) as bx:
+        for i in T.Parallel(block):
+            Y[bx * block + i] = X[bx * block + i] * factor
+
+
+def test_an_eager_kernel_takes_tensors_and_its_other_arguments_by_name() -> None:
+    x, y = small(80), np.zeros(80, np.float32)
+    assert (sim.run(scaled, x, y, kwargs={"factor": 4.0, "block": 16}) == 4 * x).all()
+    assert all(need.supported for need in sim.support(scaled, kwargs={"N": 80}))
+
+
+def with_threads() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((8, 16), "float16"), Y: T.Tensor((8, 16), "float16")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_shared((8, 16), "float16")
+            b = T.alloc_barrier(128)
+            T.copy(X, x)
+            T.mbarrier_arrive(b)
+            Y[0, 0] = T.tanh(x[0, 0])
+
+    return main
+
+
+def test_a_refusal_names_what_and_the_source_line() -> None:
+    with pytest.raises(sim.Unsupported, match=r"buffer \w+ in scope 'shared.barrier' .*\(test_operators.py:\d+\)"):
+        run(with_threads(), np.zeros((8, 16), np.float16))
+    missing = [need for need in sim.support(with_threads()) if not need.supported]
+    assert [need.what.split()[0] for need in missing][0] == "buffer" and "tirx.tanh" in missing[-1].what
+    assert all(need.where.startswith("test_operators.py:") for need in missing)
+
+
+def test_integers_of_another_dtype_are_refused() -> None:
+    with pytest.raises(TypeError, match="N must be int32, not int64"):
+        run(ragged(), small(64, 16, dtype=np.float16), np.array([16]))
