@@ -13,6 +13,7 @@ pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
 import tilelang
 import tilelang.language as T
 from kernels import operators
+from kernels.entry import F32
 
 import sim
 
@@ -207,10 +208,10 @@ def test_progress_counts_thread_blocks() -> None:
 
 
 @tilelang.jit
-def scaled(X, Y, factor: float = 2.0, block: int = 32):  # type: ignore[no-untyped-def]
+def scaled(X, Y, factor: float = 2.0, block: int = 32):
     N = T.const("N")
-    X: T.Tensor[[N], "float32"]
-    Y: T.Tensor[[N], "float32"]
+    X: T.Tensor[[N], F32]
+    Y: T.Tensor[[N], F32]
     with T.Kernel(T.ceildiv(N, block), threads=32) as bx:
         for i in T.Parallel(block):
             Y[bx * block + i] = X[bx * block + i] * factor
