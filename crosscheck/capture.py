@@ -9,9 +9,8 @@ from typing import Any
 
 from sim.captures import CaptureError, save_capture
 
-from .flags import DEFAULTS, UsageError, file_name, flag, given, report_flags, request, schedule_flags
+from .flags import DEFAULTS, UsageError, check_out, file_name, flag, given, report_flags, request, schedule_flags
 from .result import SAME, Result
-from .run import check_out
 from .simulate import find_gpu, on_gpu
 from .terminal import Progress, Style
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.formats import Format, to_words, values
+from sim.formats import DType, Format, Integer, to_words, values
 
 from .text import count, json_number, wrapped
 
@@ -30,14 +30,14 @@ _CODES = {kind: code for code, kind in enumerate(KINDS)}
 
 @dataclass(frozen=True)
 class Difference:
-    """One element whose words differ; `ulp` is its distance when both are finite, else None."""
+    """One element whose words differ; `ulp` is its distance when both are finite floats, else None."""
 
     index: tuple[int, ...]
     kind: str
     actual_word: int
     expected_word: int
-    actual: float
-    expected: float
+    actual: float | int
+    expected: float | int
     ulp: int | None
 
     def to_json(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Diff:
     """
 
     shape: tuple[int, ...]
-    format: Format
+    format: DType
     counts: dict[str, int]
     ulp: dict[str, int]
     max_ulp: int
@@ -119,6 +119,8 @@ class Diff:
 
     def _histogram(self) -> list[str]:
         """Elements per ULP distance, as lines of at most 80 columns."""
+        if not self.ulp:  # integers
+            return []
         cells = ", ".join(f"{bucket}:\xa0{number}" for bucket, number in self.ulp.items())
         return [line.replace("\xa0", " ") for line in wrapped(f"per ULP distance: {cells}", "    ")]
 
@@ -128,8 +130,9 @@ class Diff:
         digits, precision = self.format.bits // 4, 9 if self.format.bits == 32 else 6
         for d in self.listed:
             words = [f"{word:#0{digits + 2}x}" for word in (d.actual_word, d.expected_word)]
-            numbers = [f"{value:.{precision}g}" for value in (d.actual, d.expected)]
+            numbers = [_shown(value, precision) for value in (d.actual, d.expected)]
             note = KINDS[d.kind] if d.ulp is None else f"{d.ulp} ULP"
+            note = "" if isinstance(self.format, Integer) else note
             rows.append((str(list(d.index)), words[0], numbers[0], words[1], numbers[1], note))
         widths = [max(len(row[i]) for row in rows) for i in range(6)]
         lines = [
@@ -143,27 +146,33 @@ class Diff:
 def diff(actual: Any, expected: Any, first: int = 8) -> Diff:
     """The difference of two results of the same shape and format.
 
-    actual, expected: a NumPy, ml_dtypes or torch array, or a pair (words, Format).
+    actual, expected: a NumPy, ml_dtypes or torch array of floats, or a pair (words, Format or Integer).
     first:            how many differences to list.
     Raises ValueError when shapes or formats differ, TypeError when an operand is neither.
     """
-    a, fmt = to_words(actual, "actual")
-    b, other = to_words(expected, "expected")
+    a, fmt = _words(actual, "actual")
+    b, other = _words(expected, "expected")
     if fmt != other:
         raise ValueError(f"actual and expected must have the same format, not {fmt.name} and {other.name}")
     if a.shape != b.shape:
         raise ValueError(f"actual and expected must have the same shape, not {list(a.shape)} and {list(b.shape)}")
     where = np.flatnonzero(a != b)
     left, right = a.reshape(-1)[where], b.reshape(-1)[where]
-    codes = _classify(left, right, fmt)
-    distance = np.abs(ordinals(left, fmt) - ordinals(right, fmt))
+    codes, distance = _classify(left, right, fmt), _distance(left, right, fmt)
     counts = np.bincount(codes, minlength=len(KINDS)).tolist()
     counts[_CODES["same"]] = a.size - where.size
-    of_value = distance[codes == _CODES["value"]]
+    of_value = distance[codes == _CODES["value"]] if not isinstance(fmt, Integer) else distance[:0]
     listed = _listed(where, left, right, codes, distance, a.shape, fmt, first)
     start = tuple(int(i) for i in np.unravel_index(where[0], a.shape)) if where.size else None
     largest = int(of_value.max(initial=0))
     return Diff(a.shape, fmt, dict(zip(KINDS, counts, strict=True)), _buckets(of_value), largest, start, listed)
+
+
+def _words(array: Any, name: str) -> tuple[np.ndarray, DType]:
+    """Words and dtype of an operand."""
+    if isinstance(array, tuple) and len(array) == 2 and isinstance(array[1], Integer):
+        return np.ascontiguousarray(array[0]).view(array[1].word), array[1]
+    return to_words(array, name)
 
 
 def assert_same_words(actual: Any, expected: Any, name: str = "result") -> None:
@@ -173,14 +182,27 @@ def assert_same_words(actual: Any, expected: Any, name: str = "result") -> None:
         raise AssertionError(found.message(name))
 
 
+def _shown(value: float | int, precision: int) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.{precision}g}"
+
+
 def ordinals(words: np.ndarray, fmt: Format) -> np.ndarray:
     """Where each word stands among the format's values, int64: neighbours differ by 1, -0 and +0 are both 0."""
     magnitude = (words & fmt.word.type(fmt.sign - 1)).astype(np.int64)
     return np.where(words & fmt.word.type(fmt.sign), -magnitude, magnitude)
 
 
-def _classify(left: np.ndarray, right: np.ndarray, fmt: Format) -> np.ndarray:
+def _distance(left: np.ndarray, right: np.ndarray, fmt: DType) -> np.ndarray:
+    """How many values lie between the two words; 0 for integers, whose difference is no rounding."""
+    if isinstance(fmt, Integer):
+        return np.zeros(left.shape, np.int64)
+    return np.abs(ordinals(left, fmt) - ordinals(right, fmt))
+
+
+def _classify(left: np.ndarray, right: np.ndarray, fmt: DType) -> np.ndarray:
     """The class code of each pair of differing words."""
+    if isinstance(fmt, Integer):
+        return np.full(left.shape, _CODES["value"])
     nans = fmt.is_nan(left).astype(np.int8) + fmt.is_nan(right)
     infinite = fmt.is_inf(left) | fmt.is_inf(right)
     zeros = (ordinals(left, fmt) == 0) & (ordinals(right, fmt) == 0)
@@ -204,16 +226,23 @@ def _listed(
     codes: np.ndarray,
     distance: np.ndarray,
     shape: tuple[int, ...],
-    fmt: Format,
+    fmt: DType,
     first: int,
 ) -> tuple[Difference, ...]:
     """The first few differences as records."""
-    kinds, listed = list(KINDS), []
-    with np.errstate(invalid="ignore"):  # a signalling NaN
-        actual, expected = values(left[:first], fmt), values(right[:first], fmt)
+    kinds, listed, integer = list(KINDS), [], isinstance(fmt, Integer)
+    actual, expected = (_values(words[:first], fmt) for words in (left, right))
     for i in range(min(first, where.size)):
         kind = kinds[codes[i]]
-        ulp = int(distance[i]) if kind in ("value", "sign_of_zero") else None
+        ulp = int(distance[i]) if kind in ("value", "sign_of_zero") and not integer else None
         index = tuple(int(n) for n in np.unravel_index(where[i], shape))
-        listed.append(Difference(index, kind, int(left[i]), int(right[i]), float(actual[i]), float(expected[i]), ulp))
+        listed.append(Difference(index, kind, int(left[i]), int(right[i]), actual[i], expected[i], ulp))
     return tuple(listed)
+
+
+def _values(words: np.ndarray, fmt: DType) -> list[Any]:
+    """The numbers that words are."""
+    if isinstance(fmt, Integer):
+        return list(words.view(fmt.value_type).tolist())
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return list(values(words, fmt).tolist())

@@ -6,6 +6,7 @@ Every flag is None until it is given, so that a verb can tell what was asked fro
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -29,8 +30,13 @@ __all__ = [
     "SCHEDULE_FLAGS",
     "Request",
     "UsageError",
+    "arch_flag",
+    "check_out",
+    "family_or_file",
     "file_name",
+    "flag",
     "given",
+    "kernel_flags",
     "report_flags",
     "request",
     "schedule_flags",
@@ -74,6 +80,19 @@ def file_name(text: str) -> Path:
     return Path(text)
 
 
+def check_out(path: Path | None, name: str) -> None:
+    """Raise UsageError unless a file can be written at `path`; `name` is the argument's."""
+    if path is None:
+        return
+    if path.suffix != ".npz":
+        raise UsageError(f"{name} must be the name of a .npz file, not {str(path)!r}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(
+            f"{name} {path} cannot be written: "
+            + ("it is a directory" if path.is_dir() else f"there is no folder {path.parent}")
+        )
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """The argparse type of a choice."""
 
@@ -92,7 +111,8 @@ def _arch(text: str) -> str:
         raise ArgumentTypeError(str(error).removeprefix("arch ")) from error
 
 
-def _inputs(text: str) -> str:
+def family_or_file(text: str) -> str:
+    """The argparse type of the flash loop's inputs."""
     if text.endswith(".npz"):
         return text
     try:
@@ -102,8 +122,8 @@ def _inputs(text: str) -> str:
     return text
 
 
-def schedule_flags() -> argparse.ArgumentParser:
-    """The parent parser with every flag of a schedule and its inputs."""
+def schedule_flags(kernels: bool = False) -> argparse.ArgumentParser:
+    """The parent parser with every flag of a schedule and its inputs; with `kernels`, --inputs may name tensors."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     group = parser.add_argument_group("schedule")
     add = group.add_argument
@@ -115,12 +135,12 @@ def schedule_flags() -> argparse.ArgumentParser:
     add("--stages", type=integer(0), metavar="N", help="pipeline stages (default 0)")
     add("--mask", type=one_of("full", "causal"), metavar="MASK", help="full or causal (default full)")
     add("--fast-math", action=argparse.BooleanOptionalAction, help="TL_ENABLE_FAST_MATH (default on)")
-    add("--arch", type=_arch, metavar="SM", help="GPU architecture (default sm_90)")
-    _add_input_flags(parser)
+    _add_arch(add)
+    _add_input_flags(parser, kernels)
     return parser
 
 
-def _add_input_flags(parser: argparse.ArgumentParser) -> None:
+def _add_input_flags(parser: argparse.ArgumentParser, kernels: bool) -> None:
     add = parser.add_argument_group("inputs").add_argument
     add("--batch", type=integer(1), metavar="N", help="(default 1)")
     add("--heads", type=integer(1), metavar="N", help="query heads (default 1)")
@@ -130,12 +150,12 @@ def _add_input_flags(parser: argparse.ArgumentParser) -> None:
     add("--dim", type=integer(1), metavar="N", help="head dimension (default 128)")
     add("--dtype", type=one_of(*inputs.DTYPES), metavar="TYPE", help=f"{list_of(list(inputs.DTYPES), 'or')}")
     families = ", ".join(inputs.FAMILIES)
-    add(
-        "--inputs",
-        type=_inputs,
-        metavar="WHAT",
-        help=f"{families}, const:C, or a FILE.npz with q, k and v (default normal)",
-    )
+    what = f"{families}, const:C, or a FILE.npz with q, k and v (default normal)"
+    if kernels:
+        what = f"of the flash loop: {what}; of a kernel: NAME=SPEC for each tensor"
+        add("--inputs", nargs="+", action="extend", metavar="WHAT", help=what)
+    else:
+        add("--inputs", type=family_or_file, metavar="WHAT", help=what)
     add("--seed", type=integer(0), metavar="N", help="of the inputs (default 0)")
 
 
@@ -144,16 +164,54 @@ def report_flags(gpu: bool = True) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("report").add_argument
     if gpu:
-        text = "also run the TileLang kernel: when it can, never, or else fail (default auto)"
-        add(
-            "--gpu",
-            type=one_of("auto", "off", "require"),
-            default="auto",
-            metavar="WHEN",
-            help=f"auto, off or require: {text}",
-        )
+        text = "also run the TileLang kernel: when it can, never, or else fail (default auto); on is require"
+        add("--gpu", type=_gpu, default="auto", metavar="WHEN", help=f"auto, off or require: {text}")
     add("--json", action="store_true", help="one JSON object on stdout, everything else on stderr")
     return parser
+
+
+def _add_arch(add: Callable[..., Any]) -> None:
+    add("--arch", type=_arch, metavar="SM", help="GPU architecture (default sm_90)")
+
+
+def arch_flag() -> argparse.ArgumentParser:
+    """The parent parser with the architecture alone."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_arch(parser.add_argument)
+    return parser
+
+
+def _gpu(text: str) -> str:
+    return one_of("auto", "off", "require")("require" if text == "on" else text)
+
+
+def kernel_flags() -> argparse.ArgumentParser:
+    """The parent parser with what names a kernel of one's own and builds it."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument_group("a kernel of your own").add_argument
+    add("--args", metavar="ARGS", help="builder arguments as in a call: '64, 128, causal=True'")
+    text = "a symbolic size, or an eager kernel's T.const"
+    add("--size", nargs="+", action="extend", type=_size, metavar="NAME=N", help=text)
+    text = "over the kernel's own, as tl.enable_fast_math=True"
+    add("--pass-config", nargs="+", action="extend", type=_pass_config, metavar="KEY=VALUE", help=text)
+    return parser
+
+
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name.isidentifier() or not number.isdigit():
+        raise ArgumentTypeError(f"must be NAME=N with an integer N, not {text!r}")
+    return name, integer(0)(number)
+
+
+def _pass_config(text: str) -> tuple[str, Any]:
+    """A key and its value, a Python literal, true or false."""
+    key, equals, said = text.partition("=")
+    try:
+        value = {"true": True, "false": False}.get(said.lower())
+        return key, ast.literal_eval(said) if value is None else value
+    except (ValueError, SyntaxError):
+        raise ArgumentTypeError(f"must be KEY=VALUE with True, False, a number or a 'text', not {text!r}") from None
 
 
 def given(args: argparse.Namespace, name: str) -> Any:

@@ -17,7 +17,18 @@ import numpy as np
 from sim.arith import convert
 from sim.formats import BF16, FP16, FP32, Format
 
-__all__ = ["FAMILIES", "Shape", "check_family", "make"]
+__all__ = [
+    "FAMILIES",
+    "Shape",
+    "bits_of",
+    "check_family",
+    "make",
+    "normal_array",
+    "parts",
+    "rounded",
+    "tiny_array",
+    "uniform16",
+]
 
 
 @dataclass(frozen=True)
@@ -69,77 +80,77 @@ def check_family(family: str) -> None:
     raise ValueError(f"inputs must be one of {', '.join(FAMILIES)}, const:C or a FILE.npz, not {family!r}")
 
 
-def _bits(seed: int, stream: int) -> np.random.PCG64:
+def bits_of(seed: int, stream: int) -> np.random.PCG64:
     """The raw bits for one array; q, k, v are streams 0, 1, 2, so that changing one shape leaves the others."""
     return np.random.PCG64(np.random.SeedSequence([seed, stream]))
 
 
-def _uniform16(bits: np.random.PCG64, size: int) -> np.ndarray:
+def uniform16(bits: np.random.PCG64, size: int) -> np.ndarray:
     """`size` integers of 0 .. 65535."""
     raw = np.atleast_1d(bits.random_raw(-(-size // 4)))
     quarters = raw[:, None] >> (np.uint64(16) * np.arange(4, dtype=np.uint64))
     return (quarters & np.uint64(0xFFFF)).astype(np.int64).reshape(-1)[:size]
 
 
-def _parts(size: int) -> list[slice]:
+def parts(size: int) -> list[slice]:
     """Where `size` elements are made, part by part."""
     return [slice(at, min(at + _PART, size)) for at in range(0, size, _PART)]
 
 
-def _gaussian(bits: np.random.PCG64, size: int) -> np.ndarray:
+def gaussian(bits: np.random.PCG64, size: int) -> np.ndarray:
     """`size` integers with mean 0 and standard deviation 65536: each the sum of twelve uniform 16-bit integers.
 
     They are below 2**24, so that float32 holds them.
     """
     out = np.empty(size, np.float32)
-    for part in _parts(size):
-        uniform = _uniform16(bits, 12 * (part.stop - part.start)).reshape(-1, 12)
+    for part in parts(size):
+        uniform = uniform16(bits, 12 * (part.stop - part.start)).reshape(-1, 12)
         out[part] = uniform.sum(axis=1) - 12 * 65535 // 2
     return out
 
 
-def _rounded(integers: np.ndarray, exponents: int | np.ndarray, fmt: Format) -> np.ndarray:
+def rounded(integers: np.ndarray, exponents: int | np.ndarray, fmt: Format) -> np.ndarray:
     """Words of integers * 2**exponents; the product must be exact in float32, so that `fmt` rounds once."""
     out, exponents = np.empty(integers.size, fmt.word), np.broadcast_to(np.asarray(exponents, np.int16), integers.shape)
-    for part in _parts(integers.size):
+    for part in parts(integers.size):
         exact = np.ldexp(integers[part].astype(np.float64), exponents[part]).astype(np.float32)
         out[part] = convert(exact.view(np.uint32), FP32, fmt)
     return out
 
 
-def _normal_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int, exponent: int = 0) -> np.ndarray:
+def normal_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int, exponent: int = 0) -> np.ndarray:
     """About normal, standard deviation 2**exponent."""
-    return _rounded(_gaussian(_bits(seed, stream), math.prod(shape)), exponent - 16, fmt).reshape(shape)
+    return rounded(gaussian(bits_of(seed, stream), math.prod(shape)), exponent - 16, fmt).reshape(shape)
 
 
 def _normal(shape: Shape, fmt: Format, seed: int) -> QKV:
     """q, k, v about normal with unit variance."""
-    q, k, v = (_normal_array(s, fmt, seed, i) for i, s in enumerate((shape.q, shape.kv, shape.kv)))
+    q, k, v = (normal_array(s, fmt, seed, i) for i, s in enumerate((shape.q, shape.kv, shape.kv)))
     return q, k, v
 
 
 def _large(shape: Shape, fmt: Format, seed: int) -> QKV:
     """q and k 16 times as large: scores differ by hundreds, so exp2 underflows, and overflows without a running max."""
-    q, k = (_normal_array(s, fmt, seed, i, exponent=4) for i, s in enumerate((shape.q, shape.kv)))
-    return q, k, _normal_array(shape.kv, fmt, seed, 2)
+    q, k = (normal_array(s, fmt, seed, i, exponent=4) for i, s in enumerate((shape.q, shape.kv)))
+    return q, k, normal_array(shape.kv, fmt, seed, 2)
 
 
-def _tiny_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int) -> np.ndarray:
+def tiny_array(shape: tuple[int, ...], fmt: Format, seed: int, stream: int) -> np.ndarray:
     """About normal times 2**e: half of the e among the format's least exponents, half from -25 to -10."""
-    bits, size = _bits(seed, stream), math.prod(shape)
-    integers = _gaussian(bits, size)
-    draw = np.concatenate([_uniform16(bits, part.stop - part.start).astype(np.int32) for part in _parts(size)])
+    bits, size = bits_of(seed, stream), math.prod(shape)
+    integers = gaussian(bits, size)
+    draw = np.concatenate([uniform16(bits, part.stop - part.start).astype(np.int32) for part in parts(size)])
     least = (
         fmt.emin - fmt.fraction_bits
     )  # the smallest subnormal is 2**least; -133 for bfloat16, so that 2**(least - 16) is float32's
     near_least = least + draw // 2 % 16
     moderate = -10 - draw // 2 % 16
-    return _rounded(integers, np.where(draw % 2 == 0, near_least, moderate) - 16, fmt).reshape(shape)
+    return rounded(integers, np.where(draw % 2 == 0, near_least, moderate) - 16, fmt).reshape(shape)
 
 
 def _tiny(shape: Shape, fmt: Format, seed: int) -> QKV:
     """Subnormal and small values: scores vanish, products reach the tensor core's least exponents."""
-    q, k, v = (_tiny_array(s, fmt, seed, i) for i, s in enumerate((shape.q, shape.kv, shape.kv)))
+    q, k, v = (tiny_array(s, fmt, seed, i) for i, s in enumerate((shape.q, shape.kv, shape.kv)))
     return q, k, v
 
 
@@ -152,9 +163,9 @@ def _special(shape: Shape, fmt: Format, seed: int) -> QKV:
     inf, sign, nan = fmt.inf, fmt.sign, fmt.nan
     words = np.array([inf, sign | inf, nan, inf | 1, sign | nan], fmt.word)
     for stream, array, each in ((3, q, words), (4, k, words[:2]), (5, v, words)):
-        bits, (batches, seq, heads, dim) = _bits(seed, stream), array.shape
+        bits, (batches, seq, heads, dim) = bits_of(seed, stream), array.shape
         for place in np.ndindex(batches, heads):
-            draw = _uniform16(bits, 12).tolist()
+            draw = uniform16(bits, 12).tolist()
             for n in range(4):
                 array[place[0], draw[3 * n] % seq, place[1], draw[3 * n + 1] % dim] = fmt.sign
             for n in range(1 if stream == 4 else 2):

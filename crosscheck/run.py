@@ -1,10 +1,12 @@
-"""The verb `run`: simulate a schedule on inputs, say where NaN appears and how far the result is from float64."""
+"""The verb `run`: simulate a schedule on inputs, say where NaN appears and how far the result is from float64.
+
+With FILE.py:FUNCTION it simulates that kernel instead (`crosscheck.run_kernel`).
+"""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,20 @@ import numpy as np
 from sim.captures import save_arrays
 from sim.formats import Format
 
+from . import run_kernel
 from .diff import Diff, diff
-from .flags import Request, UsageError, file_name, report_flags, request, schedule_flags
+from .flags import (
+    Request,
+    UsageError,
+    check_out,
+    family_or_file,
+    file_name,
+    flag,
+    kernel_flags,
+    report_flags,
+    request,
+    schedule_flags,
+)
 from .reference import Errors, attention, errors
 from .result import DIFFERS, SAME, Result
 from .rows import nan_map, per_head
@@ -21,7 +35,7 @@ from .simulate import Device, basis, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
 from .text import count, shape, wrapped
 
-__all__ = ["add", "check_out", "run"]
+__all__ = ["add", "run"]
 
 NAME = "run"
 
@@ -52,28 +66,24 @@ class Outcome:
 
 def add(verbs: Any) -> None:
     """Add the verb to the command line."""
-    text = "simulate a schedule on inputs: NaN rows, error against float64"
-    parser = verbs.add_parser(NAME, help=text, description=text, parents=[schedule_flags(), report_flags()])
+    text = "simulate a schedule of the flash loop, or any kernel as FILE.py:FUNCTION"
+    parents = [schedule_flags(kernels=True), kernel_flags(), report_flags()]
+    parser = verbs.add_parser(NAME, help=text, description=text, parents=parents)
+    parser.add_argument("kernel", nargs="?", metavar="FILE.py:FUNCTION", help="(default the flash loop)")
     parser.add_argument("--out", type=file_name, metavar="FILE.npz", help="save the output's words as array o")
+    run_kernel.add_flags(parser)
     parser.set_defaults(run=run)
-
-
-def check_out(path: Path | None, name: str) -> None:
-    """Raise UsageError unless a file can be written at `path`; `name` is the argument's."""
-    if path is None:
-        return
-    if path.suffix != ".npz":
-        raise UsageError(f"{name} must be the name of a .npz file, not {str(path)!r}")
-    if path.is_dir() or not path.parent.is_dir():
-        raise UsageError(
-            f"{name} {path} cannot be written: "
-            + ("it is a directory" if path.is_dir() else f"there is no folder {path.parent}")
-        )
 
 
 def run(args: argparse.Namespace, style: Style) -> Result:
     """Simulate; exit code 0, or 1 when the words of the GPU differ."""
     check_out(args.out, "--out")
+    if args.kernel is not None:
+        return run_kernel.run(args, style)
+    for name in run_kernel.FLAGS:
+        if getattr(args, name) is not None:
+            raise UsageError(f"{flag(name)} is of a kernel: give FILE.py:FUNCTION too")
+    args.inputs = _one_input(args.inputs)
     asked = request(args)
     device, reason = find_gpu(args.gpu, asked.arch)
     outcome = _outcome(asked, device, reason, required=args.gpu == "require")
@@ -84,6 +94,18 @@ def run(args: argparse.Namespace, style: Style) -> Result:
             raise UsageError(f"--out {args.out} cannot be written: {error.strerror}") from error
     code = DIFFERS if outcome.gpu and not outcome.gpu.same else SAME
     return Result(code, _report(outcome, style), outcome.to_json())
+
+
+def _one_input(texts: list[str] | None) -> str | None:
+    """The flash loop's inputs, as its other verbs take them."""
+    if texts is None:
+        return None
+    if len(texts) > 1:
+        raise UsageError(f"--inputs of the flash loop is one family or file, not {len(texts)}")
+    try:
+        return family_or_file(texts[0])
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--inputs {error}") from error
 
 
 def _outcome(asked: Request, device: Device | None, reason: str, required: bool) -> Outcome:

@@ -49,6 +49,10 @@ class Progress:
         self.done, self.text = self.done + 1, text
         self._draw()
 
+    def detail(self, text: str) -> None:
+        """How far the step is; shown at the clock's next tick."""
+        self.text = text
+
     def _draw(self) -> None:
         if self.shown and self.text:
             line = f"[{self.done} of {self.steps}] {self.text} ({time.monotonic() - self.started:.0f} s)"

@@ -2,14 +2,17 @@
 
 from .errors import GpuUnavailable, KernelError
 from .flash import flash_attention_kernel
-from .launch import device_info, flash_attention, flash_attention_many, unavailable
+from .kernel import Kernel
+from .launch import device_info, flash_attention, flash_attention_many, run_kernel, unavailable
 
 __all__ = [
     "GpuUnavailable",
+    "Kernel",
     "KernelError",
     "device_info",
     "flash_attention",
     "flash_attention_kernel",
     "flash_attention_many",
+    "run_kernel",
     "unavailable",
 ]

@@ -26,13 +26,16 @@ from pathlib import Path
 from subprocess import PIPE
 from typing import Any
 
+import numpy as np
+
 from sim.captures import Arrays, load_arrays, save_arrays
 from sim.flash import Schedule
 from sim.formats import BF16, FP16, from_words, to_words
 
 from .errors import GpuUnavailable, KernelError
+from .kernel import Kernel, save_arguments
 
-__all__ = ["TILELANG", "Job", "device_info", "flash_attention", "flash_attention_many", "unavailable"]
+__all__ = ["TILELANG", "Job", "device_info", "flash_attention", "flash_attention_many", "run_kernel", "unavailable"]
 
 TILELANG = "0.1.15"  # the version whose kernels the simulator is checked against
 WORKER = (sys.executable, "-P", "-m", "gpu.worker")
@@ -64,6 +67,24 @@ def flash_attention_many(jobs: Sequence[Job], workers: int | None = None, timeou
         requests = [_request(Path(folder), i, *job) for i, job in enumerate(jobs)]
         answers = ask_many(requests, workers or os.cpu_count() or 1, timeout)
         return [_result(*each) for each in zip(requests, answers, jobs, strict=True)]
+
+
+def run_kernel(kernel: Kernel, timeout: float = 120) -> list[np.ndarray]:
+    """The words of a kernel's outputs on this machine's GPU, in the order of `kernel.outputs`.
+
+    timeout: seconds for compiling and running. Raises GpuUnavailable and KernelError.
+    """
+    if sentence := unavailable():
+        raise GpuUnavailable(sentence)
+    with tempfile.TemporaryDirectory(prefix="gpu-kernel-") as folder:
+        names = {name: str(Path(folder) / f"{name}.npz") for name in ("input", "output")}
+        arguments = save_arguments(names["input"], kernel.arguments)
+        described = asdict(kernel) | {"arguments": arguments} | names
+        (answer,) = ask_many([described], workers=1, timeout=timeout)
+        if isinstance(answer, KernelError):
+            raise answer
+        with np.load(names["output"], allow_pickle=False) as outputs:
+            return [outputs[str(i)] for i in kernel.outputs]
 
 
 def unavailable() -> str | None:

@@ -1,8 +1,9 @@
 """The process that compiles and runs kernels: `python -m gpu.worker`, one JSON line in and one out for each request.
 
-A request is {"input": NPZ, "output": NPZ, "schedule": {...}}; NPZ holds the words of q, k and v (`sim.captures`). The
-answer is {"ok": true}, or {"ok": false, "kind": KIND, "message": TEXT} with KIND as in KernelError. {"info": true} is
-answered with what `gpu.device_info` returns. CUDA gives no second chance in a process whose kernel failed, so the
+A request is {"input": NPZ, "output": NPZ, "schedule": {...}}, where NPZ holds the words of q, k and v (`sim.captures`),
+or {"input": NPZ, "output": NPZ, "prim_func": JSON, ...}, any kernel with the fields of `gpu.kernel.Kernel`. The answer
+is {"ok": true}, or {"ok": false, "kind": KIND, "message": TEXT} with KIND as in KernelError. {"info": true} is answered
+with what `gpu.device_info` returns. CUDA gives no second chance in a process whose kernel failed, so the
 process ends after an error of kind "run".
 """
 
@@ -15,18 +16,32 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from sim.captures import load_arrays, save_arrays
 from sim.flash import Schedule
 from sim.formats import from_words, to_words
 
 from .errors import KernelError, reason
 from .flash import compile_kernel
+from .kernel import call, compile_prim_func, load_arguments
 
-__all__ = ["info", "run", "serve"]
+__all__ = ["info", "run", "run_kernel", "serve"]
+
+
+def run_kernel(request: dict[str, Any]) -> None:
+    """Compile and run any kernel, write its outputs' words under their parameters' numbers. Raises KernelError."""
+    outputs, made = request["outputs"], request["made"]
+    kernel = compile_prim_func(request["prim_func"], outputs, made, request["pass_configs"], request["compile_flags"])
+    try:
+        words = call(kernel, load_arguments(request["input"], request["arguments"]), outputs, made)
+    except Exception as error:
+        raise KernelError(f"the kernel does not run: {reason(error)}", "run") from error
+    np.savez(request["output"], **{str(i): each for i, each in zip(outputs, words, strict=True)})  # type: ignore[arg-type]
 
 
 def run(request: dict[str, Any]) -> None:
-    """Compile and run one request's kernel, write the words of its output `o`. Raises KernelError."""
+    """Compile and run the kernel of a schedule, write the words of its output `o`. Raises KernelError."""
     import torch
 
     arrays = load_arrays(request["input"])
@@ -85,7 +100,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     try:
         if request.get("info"):
             return {"ok": True, **info()}
-        run(request)
+        run_kernel(request) if "prim_func" in request else run(request)
         return {"ok": True}
     except KernelError as error:
         return {"ok": False, "kind": error.kind, "message": str(error)}

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpu
-from gpu import capture, launch
+from gpu import capture, kernel, launch
 from gpu.errors import reason
 from gpu.launch import ask_many
 from sim.captures import FACTS, load_capture, save_arrays, save_capture
@@ -310,6 +311,71 @@ def test_one_refused_job_leaves_the_others(echo: None) -> None:
 def test_arrays_that_do_not_fit(echo: None, error: type, told: str, shapes: list, dtypes: list) -> None:
     with pytest.raises(error, match=told):
         gpu.flash_attention(*(np.zeros(shape, dtype) for shape, dtype in zip(shapes, dtypes)), Schedule())
+
+
+# any kernel
+
+# A worker for tests that gives each output the words of the argument with its number, and crashes on a scalar 666.
+COPY = """
+import json, sys, numpy as np
+from gpu.kernel import load_arguments
+for line in sys.stdin:
+    request = json.loads(line)
+    given = load_arguments(request["input"], request["arguments"])
+    if 666 in [each for each in given if isinstance(each, int)]:
+        sys.exit(3)
+    np.savez(request["output"], **{str(i): given[i][0] for i in request["outputs"]})
+    print(json.dumps({"ok": True, "said": request["pass_configs"]}), flush=True)
+"""
+
+
+def copied(*arguments: kernel.Argument, outputs: tuple[int, ...]) -> list[np.ndarray]:
+    return gpu.run_kernel(gpu.Kernel("{}", arguments, outputs, False, {"tl.enable_fast_math": True}), timeout=30)
+
+
+def test_a_request_carries_words_of_every_dtype_and_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "unavailable", lambda: None)
+    worker = (sys.executable, "-c", COPY)
+    monkeypatch.setattr(launch, "ask_many", lambda requests, workers, timeout: ask_many(requests, 1, timeout, worker))
+    x, flags = np.arange(6, dtype=np.uint16).reshape(2, 3), np.ones((), np.uint8)
+    first, second = copied((x, "bfloat16"), 5, (flags, "bool"), outputs=(0, 2))
+    assert np.array_equal(first, x) and second.shape == () and second.dtype == np.uint8
+    with pytest.raises(gpu.KernelError, match="exit status 3"):
+        copied((x, "bfloat16"), 666, outputs=(0,))
+
+
+@pytest.mark.parametrize("made", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "word"),
+    [
+        ("float16", "u2"),
+        ("bfloat16", "u2"),
+        ("float32", "u4"),
+        ("float8_e4m3fn", "u1"),
+        ("int64", "u8"),
+        ("bool", "u1"),
+    ],
+)
+def test_a_call_keeps_every_word(dtype: str, word: str, made: bool) -> None:
+    """A kernel that returns a tensor, and one that writes to its own: NaN words too."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (make test installs it)")
+    words = (np.arange(12) * 23 % (2 if dtype == "bool" else 256)).astype(word).reshape(3, 4)
+
+    def called(x: Any, number: int) -> Any:
+        assert x.dtype is getattr(torch, dtype) and number == 7
+        if made:
+            return x.clone()
+        return x.copy_(x.flip(0))
+
+    found = kernel.call(called, [(words, dtype), 7], [0], made, device="cpu")
+    assert found[0].dtype == word and np.array_equal(found[0], words if made else words[::-1])
+
+
+@with_tilelang
+def test_a_prim_func_that_does_not_compile_says_why() -> None:
+    with pytest.raises(gpu.KernelError, match="the kernel does not compile: ") as caught:
+        kernel.compile_prim_func("no PrimFunc", [0], True, {}, [])
+    assert caught.value.kind == "compile"
 
 
 # captures
