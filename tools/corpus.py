@@ -27,6 +27,7 @@ import importlib.machinery
 import inspect
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -886,11 +887,20 @@ class Job:
     late: bool = False  # ended because of its limit
 
 
-def run_files(files: list[str], jobs: int, start: Callable[[str], Job], finish: Callable[[Job, list[str]], Any]):
-    """Run the files, `jobs` at a time. `start` makes a child; `finish` is told what went wrong, one line each."""
+def run_files(
+    files: list[str],
+    jobs: int,
+    start: Callable[[str], Job],
+    finish: Callable[[Job, list[str]], Any],
+    end: float = math.inf,
+) -> list[str]:
+    """Run the files, `jobs` at a time; returns those that were not started before the clock was at `end`.
+
+    `start` makes a file's child; `finish` is told what went wrong, one line each.
+    """
     waiting, running = list(reversed(files)), []
-    while waiting or running:
-        while waiting and len(running) < jobs:
+    while running or (waiting and time.monotonic() < end):
+        while waiting and len(running) < jobs and time.monotonic() < end:
             running.append(start(waiting.pop()))
         rest = min(j.deadline for j in running) - time.monotonic()
         wait([j.process.sentinel for j in running], timeout=max(0.0, rest))
@@ -898,6 +908,7 @@ def run_files(files: list[str], jobs: int, start: Callable[[str], Job], finish: 
             running.remove(job)
             finish(job, ended(job))
             shutil.rmtree(job.spool, ignore_errors=True)
+    return waiting[::-1]
 
 
 def started(recorder: Recorder, spool: Path, logs: Path, limit: float) -> Job:

@@ -388,31 +388,44 @@ def in_turn(files: list[str]) -> list[str]:
     return sorted(files, key=place.__getitem__)
 
 
-def run_all(root: Path, files: list[str], options: argparse.Namespace, capability: tuple[int, int] | None, end: float):
-    """Run the files on the real GPU or on a pretended one; returns those that defined kernels and built none."""
-    out, empty = options.out, []
-    claims = Path(tempfile.mkdtemp(prefix="claims-"))
+@dataclass
+class Run:
+    """The files are run on the real GPU (capability None) or on a pretended one, as `options` say, until `end`."""
 
-    def start(run: str) -> corpus.Job:
-        spool = Path(tempfile.mkdtemp(prefix="check-"))
-        checker = Checker(
-            root, run, capability, out / "check.jsonl", claims=claims, built=spool / "built", seconds=options.seconds
-        )
-        limit = max(0.1, min(options.file_limit, end - time.monotonic()))
+    root: Path
+    options: argparse.Namespace
+    capability: tuple[int, int] | None
+    end: float
+    claims: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="claims-")))
+    empty: list[str] = field(default_factory=list)  # files that define kernels and built none
+
+    def files(self, files: list[str]) -> list[str]:
+        """Run the files; returns those to try on another GPU."""
+        for left in corpus.run_files(files, self.options.jobs, self.start, self.finish, self.end):
+            self.note(left, False, ["not started within the limit of the whole run"])
+        return self.empty
+
+    def start(self, run: str) -> corpus.Job:
+        out, spool = self.options.out, Path(tempfile.mkdtemp(prefix="check-"))
+        checker = Checker(self.root, run, self.capability, out / "check.jsonl")
+        checker.claims, checker.built, checker.seconds = self.claims, spool / "built", self.options.seconds
+        limit = max(0.1, min(self.options.file_limit, self.end - time.monotonic()))
         return corpus.started(checker, spool, out / "logs", limit)
 
-    def finish(job: corpus.Job, reasons: list[str]) -> None:
-        built, defines = (job.spool / "built").exists(), corpus.defines_kernels(root / job.run)
-        if defines and not built and not job.late:
-            empty.append(job.run)
-        line = {"file": job.run, "capability": capability, "built": built, "defines_kernels": defines}
-        with open(out / "files.jsonl", "a") as f:
-            f.write(json.dumps(line | {"reasons": reasons}) + "\n")
-        left = f"{end - time.monotonic():5.0f} s left" if end < math.inf else ""
-        print(left, job.run, "" if built else "(no kernel)", "; ".join(reasons)[:160], flush=True)
+    def finish(self, job: corpus.Job, reasons: list[str]) -> None:
+        built = (job.spool / "built").exists()
+        if not built and not job.late and corpus.defines_kernels(self.root / job.run):
+            self.empty.append(job.run)
+        self.note(job.run, built, reasons)
 
-    corpus.run_files(files, options.jobs, start, finish)
-    return empty
+    def note(self, file: str, built: bool, reasons: list[str]) -> None:
+        """One line of files.jsonl, and one for whoever looks on."""
+        line = {"file": file, "capability": self.capability, "built": built, "reasons": reasons}
+        line["defines_kernels"] = corpus.defines_kernels(self.root / file)
+        with open(self.options.out / "files.jsonl", "a") as f:
+            f.write(json.dumps(line).replace(f"{self.root}/", "") + "\n")
+        left = f"{self.end - time.monotonic():5.0f} s left " if self.end < math.inf else ""
+        print(f"{left}{file} {'' if built else '(no kernel)'} {'; '.join(reasons)[:160]}".rstrip(), flush=True)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -423,7 +436,7 @@ def run(options: argparse.Namespace) -> int:
     files = in_turn(corpus.found(root, options.files))
     corpus.prepare()
     for capability in [corpus.CAPABILITIES[0] if options.no_gpu else None, *corpus.CAPABILITIES[1:]]:
-        files = run_all(root, files, options, capability, end)
+        files = Run(root, options, capability, end).files(files)
     rewrite(options.out / "check.jsonl", read(options.out / "check.jsonl"))
     print(table(read(options.out / "check.jsonl")))
     return 0
