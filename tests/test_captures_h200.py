@@ -9,9 +9,9 @@ import pytest
 
 from crosscheck.diff import assert_same_words
 from crosscheck.inputs import DTYPES, Shape, make
-from sim import Schedule, flash_attention, mma
+from sim import Schedule, flash_attention, mma, simulate
 from sim.arch import arch
-from sim.captures import load_capture
+from sim.captures import Capture, load_capture
 from sim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, to_words
 
 H200 = Path(__file__).parent / "captures" / "h200"
@@ -51,3 +51,64 @@ def test_the_kept_cells_cover_every_axis() -> None:
     shapes = [cell["shape"] for cell in cells]
     assert any(s["heads"] > s["heads_kv"] for s in shapes) and any(s["seq_q"] != s["seq_kv"] for s in shapes)
     assert any(np.isnan(FLASH.arrays[c["name"]][0].view(np.float16)).any() for c in cells if c["dtype"] == "float16")
+
+
+OURS = load_capture(H200 / "kernels.npz")
+
+
+def kept(capture: Capture, label: str) -> object:
+    """The words of one output: with their format, or plain integers."""
+    return capture.integers[label] if label in capture.integers else capture.arrays[label]
+
+
+def assert_as_captured(capture: Capture, cell: dict, kernel: object, result: object) -> None:
+    """Every output of a simulation has the words of its capture, and none of them is in doubt."""
+    assert all(mask is None for mask in result.undetermined)
+    for label, made in zip(cell["words"], kernel.outputs(result), strict=True):
+        if isinstance(made, np.ndarray):
+            np.testing.assert_array_equal(made, kept(capture, label), err_msg=label)
+        else:
+            assert_same_words(made, kept(capture, label), name=label)
+
+
+def of_cell(cell: dict) -> str:
+    return f"{cell['name']}-{'fast' if cell['fast_math'] else 'precise'}"
+
+
+@pytest.mark.parametrize("cell", OURS.manifest["cells"], ids=of_cell)
+def test_our_kernels_give_the_words_of_the_gpu(cell: dict) -> None:
+    pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+    import kernels
+
+    kernel = kernels.KERNELS[cell["name"]]
+    result = simulate(kernel.prim_func(), *kernel.inputs(), pass_configs={"tl.enable_fast_math": cell["fast_math"]})
+    assert_as_captured(OURS, cell, kernel, result)
+
+
+def test_the_capture_has_every_kernel_fast_and_precise() -> None:
+    pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+    import kernels
+
+    both = {(name, fast) for name in kernels.KERNELS for fast in (True, False)}
+    assert {(c["name"], c["fast_math"]) for c in OURS.manifest["cells"]} == both
+
+
+def test_two_launches_in_one_kernel_are_the_two_alone() -> None:
+    """Split decoding and its combination: what the first stores to global memory, the second reads."""
+    pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+    from kernels import KERNELS
+
+    split = simulate(KERNELS["decode_split"].prim_func(), *KERNELS["decode_split"].inputs())
+    combined = simulate(KERNELS["decode_combine"].prim_func(), *split.outputs)
+    assert_same_words(combined.outputs[0], OURS.arrays["decode_precise_2"])
+
+
+@pytest.mark.parametrize("blocks", [2, 3])
+def test_more_than_two_additions_to_one_place_are_undetermined(blocks: int) -> None:
+    """dQ by atomic additions: a place that three key blocks add to depends on their order, two do not."""
+    pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+    from kernels import backward
+
+    kernel = backward.additions(blocks)
+    unknown = simulate(kernel.prim_func(), *kernel.inputs()).undetermined[0]
+    assert (unknown is None) if blocks == 2 else (unknown[128:].all() and not unknown[:128].any())

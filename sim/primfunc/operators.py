@@ -126,6 +126,8 @@ def _gemm(statements: Statements, call: Any) -> Run:
         z = c.read(frame)
         if bool(clear(frame)):
             z = Value(machine, z.fmt, np.broadcast_to(machine.constant(0.0, z.fmt), (1, *c.shape)))
+        if z.poison is not None:
+            frame.block.report("uninitialised", c.name, "gemm")
         left = np.swapaxes(x.data, -1, -2) if transpose_A else x.data
         right = y.data if transpose_B else np.swapaxes(y.data, -1, -2)
         operand = TF32 if x.fmt is FP32 else x.fmt

@@ -51,7 +51,7 @@ def kernel(keep: bool, block_M: int = 128, start: float = -float("inf"), hidden:
             T.clear(acc_o)
             T.clear(logsum)
             T.fill(scores_max, start)
-            for k in T.Pipelined((bx + 1) * block_M // block_N, num_stages=1):
+            for k in T.serial((bx + 1) * block_M // block_N):
                 T.copy(K[k * block_N, 0], k_shared)
                 T.copy(V[k * block_N, 0], v_shared)
                 for i, j in T.Parallel(block_M, block_N):

@@ -112,7 +112,7 @@ def query_blocks() -> Any:
         dO: T.Tensor((SEQ, D), F16),
         Lse: T.Tensor((SEQ,), F32),
         Delta: T.Tensor((SEQ,), F32),
-        dQ: T.Tensor((SEQ, D), F16),
+        dQ: T.Tensor((SEQ, D), F32),
     ):
         with T.Kernel(T.ceildiv(SEQ, BLOCK), threads=128) as bx:
             q_shared = T.alloc_shared((BLOCK, D), F16)

@@ -103,7 +103,7 @@ def both() -> Any:
         V: T.Tensor(KV_SHAPE, F16),
         Partial: T.Tensor(PARTIAL_SHAPE, F32),
         Lse: T.Tensor(LSE_SHAPE, F32),
-        Output: T.Tensor(Q_SHAPE, F16),
+        Output: T.Tensor(Q_SHAPE, F32),
     ):
         split(Q, K, V, Partial, Lse)
         combine(Partial, Lse, Output)
@@ -133,7 +133,7 @@ def combine_alone() -> Any:
     combine = combine_part()
 
     @T.prim_func
-    def main(Partial: T.Tensor(PARTIAL_SHAPE, F32), Lse: T.Tensor(LSE_SHAPE, F32), Output: T.Tensor(Q_SHAPE, F16)):
+    def main(Partial: T.Tensor(PARTIAL_SHAPE, F32), Lse: T.Tensor(LSE_SHAPE, F32), Output: T.Tensor(Q_SHAPE, F32)):
         combine(Partial, Lse, Output)
 
     return main
@@ -150,7 +150,7 @@ def latent(heads: int = 32, latent_D: int = 64, rope: int = 16, seq: int = 80) -
         Q_rope: T.Tensor((BATCH, heads, rope), BF16),
         KV: T.Tensor((BATCH, seq, latent_D), BF16),
         K_rope: T.Tensor((BATCH, seq, rope), BF16),
-        Output: T.Tensor((BATCH, heads, latent_D), BF16),
+        Output: T.Tensor((BATCH, heads, latent_D), F32),
     ):
         with T.Kernel(BATCH, threads=128) as bx:
             q_shared = T.alloc_shared((heads, latent_D), BF16)

@@ -31,9 +31,10 @@ class Kernel:
     given: list[Any]
     made: int = 1
 
-    def inputs(self) -> list[Any]:
-        """What is passed: (words, Format), arrays of integers, Python scalars."""
-        return [x(n) if callable(x) else x for n, x in enumerate(self.given)]
+    def inputs(self, special: bool = False) -> list[Any]:
+        """What is passed: (words, Format), arrays of integers, Python scalars. special: with infinities and NaN."""
+        made = [x(n) if callable(x) else x for n, x in enumerate(self.given)]
+        return [_with_special(x) if special and isinstance(x, tuple) else x for x in made]
 
     def prim_func(self) -> Any:
         """The PrimFunc, with the outputs that the call makes marked."""
@@ -42,7 +43,7 @@ class Kernel:
 
     def formats(self) -> list[Any]:
         """The formats or integer dtypes of the outputs."""
-        from sim.primfunc.run import written
+        from sim.primfunc.kernel import written
 
         pf = self.make()
         outputs = range(len(self.given), len(pf.params)) if self.made else written(pf)
@@ -52,6 +53,18 @@ class Kernel:
     def outputs(result: Any) -> list[Any]:
         """The outputs of a simulation as (words, Format), or arrays of integers."""
         return [x if isinstance(x, np.ndarray) and x.dtype.kind in "iu" else to_words(x) for x in result.outputs]
+
+
+def _with_special(array: Any) -> Any:
+    """A few words of an input become NaN, infinities, the greatest number, -0 and subnormals; zeros stay zeros."""
+    words, fmt = array[0].copy(), array[1]
+    if not words.any() or words.size < 32:
+        return words, fmt
+    magnitudes = [fmt.nan, fmt.max_finite, 1, fmt.min_normal - 1, 0] + ([fmt.inf] if fmt.infinities else [])
+    special = [m | sign for m in magnitudes for sign in (0, fmt.sign)]
+    places = (np.arange(len(special)) * words.size) // len(special) + 5
+    words.reshape(-1)[places] = np.array(special, fmt.word)
+    return words, fmt
 
 
 def normal(*shape: int, dtype: str = F16, scale: float = 1.0) -> Input:

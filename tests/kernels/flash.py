@@ -46,7 +46,7 @@ def grouped(seq: int = 80, heads: int = 4, heads_kv: int = 2, D: int = 32) -> An
         Q: T.Tensor((seq, heads, D), F16),
         K: T.Tensor((seq, heads_kv, D), F16),
         V: T.Tensor((seq, heads_kv, D), F16),
-        Output: T.Tensor((seq, heads, D), F16),
+        Output: T.Tensor((seq, heads, D), F32),
     ):
         with T.Kernel(T.ceildiv(seq, block), heads, threads=128) as (bx, by):
             q_shared = T.alloc_shared((block, D), F16)
@@ -98,7 +98,7 @@ def packed(total: int = 112, longest: int = 72, heads: int = 2, D: int = 32) -> 
         K: T.Tensor((total, heads, D), F16),
         V: T.Tensor((total, heads, D), F16),
         cu_seqlens: T.Tensor((batch + 1,), "int32"),
-        Output: T.Tensor((total, heads, D), F16),
+        Output: T.Tensor((total, heads, D), F32),
     ):
         with T.Kernel(T.ceildiv(longest, block), heads, batch, threads=128) as (bx, by, bz):
             q_shared = T.alloc_shared((block, D), F16)
@@ -201,7 +201,7 @@ def block_causal(seq: int = 128, D: int = 64, group: int = 16) -> Any:
         Q: T.Tensor((seq, D), F16),
         K: T.Tensor((seq, D), F16),
         V: T.Tensor((seq, D), F16),
-        Output: T.Tensor((seq, D), F16),
+        Output: T.Tensor((seq, D), F32),
     ):
         with T.Kernel(T.ceildiv(seq, block), threads=128) as bx:
             q_shared = T.alloc_shared((block, D), F16)

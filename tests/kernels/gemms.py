@@ -206,6 +206,6 @@ KERNELS = {
     "gemm_split_k": Kernel(split_k, [normal(64, 256), normal(256, 64), zeros(64, 64)], made=0),
     "gemm_int8_weight": Kernel(bytes_weight, [normal(48, 128), words_of(64, 128, dtype="int8"), normal(64, 4)]),
     "gemm_uint4_weight": Kernel(nibbles_weight, [normal(48, 128, dtype=BF16), words_of(64, 64, dtype="uint8")]),
-    "convolution": Kernel(convolution, [normal(2, 8, 8, 16), normal(3, 3, 16, 64)]),
+    "convolution_gathered": Kernel(convolution, [normal(2, 8, 8, 16), normal(3, 3, 16, 64)]),
     "gemm_dynamic": Kernel(scaled, [normal(72, 80), normal(80, 64), normal(72, 64, dtype=F32), 3]),
 }

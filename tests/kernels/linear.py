@@ -80,7 +80,7 @@ def retention(heads: int = 2) -> Any:
         Q: T.Tensor((heads, SEQ, D), BF16),
         K: T.Tensor((heads, SEQ, D), BF16),
         V: T.Tensor((heads, SEQ, D), BF16),
-        Output: T.Tensor((heads, SEQ, D), BF16),
+        Output: T.Tensor((heads, SEQ, D), F32),
     ):
         with T.Kernel(heads, threads=128) as bx:
             q_shared = T.alloc_shared((CHUNK, D), BF16)

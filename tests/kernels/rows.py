@@ -116,12 +116,12 @@ def masked_bias() -> Any:
 
 
 def layer_norm(M: int = 50, N: int = 96) -> Any:
-    """(x - mean) / sqrt(variance + eps) * weight + bias in bfloat16; the last block has 2 rows of 8."""
+    """(x - mean) / sqrt(variance + eps) * weight + bias of bfloat16; the last block has 2 rows of 8."""
     rows = 8
 
     @T.prim_func
     def main(
-        X: T.Tensor((M, N), BF16), Weight: T.Tensor((N,), BF16), Bias: T.Tensor((N,), BF16), Y: T.Tensor((M, N), BF16)
+        X: T.Tensor((M, N), BF16), Weight: T.Tensor((N,), BF16), Bias: T.Tensor((N,), BF16), Y: T.Tensor((M, N), F32)
     ):
         with T.Kernel(T.ceildiv(M, rows), threads=128) as bx:
             x = T.alloc_fragment((rows, N), F32)
@@ -245,6 +245,30 @@ def running_sum(M: int = 96, N: int = 48) -> Any:
     return main
 
 
+def columns(M: int = 64, N: int = 96) -> Any:
+    """Sums, sums of magnitudes and least elements over rows: reductions along the first axis."""
+    block = 32
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((M, N), F32), Sum: T.Tensor((N,), F32), Magnitude: T.Tensor((N,), F32), Least: T.Tensor((N,), F32)
+    ):
+        with T.Kernel(N // block, threads=64) as bx:
+            x = T.alloc_fragment((M, block), F32)
+            total = T.alloc_fragment((block,), F32)
+            magnitude = T.alloc_fragment((block,), F32)
+            least = T.alloc_fragment((block,), F32)
+            T.copy(X[:, bx * block : (bx + 1) * block], x)
+            T.reduce_sum(x, total, dim=0)
+            T.reduce_abssum(x, magnitude, dim=0)
+            T.reduce_min(x, least, dim=0)
+            T.copy(total, Sum[bx * block : (bx + 1) * block])
+            T.copy(magnitude, Magnitude[bx * block : (bx + 1) * block])
+            T.copy(least, Least[bx * block : (bx + 1) * block])
+
+    return main
+
+
 KERNELS = {
     "rms_norm": Kernel(rms_norm, [normal(M, N, dtype=F32)]),
     "softmax": Kernel(softmax, [normal(M, N)]),
@@ -255,5 +279,6 @@ KERNELS = {
     "online_softmax": Kernel(online_softmax, [normal(40, 200, dtype=F32, scale=3.0)]),
     "cast_fp8_token": Kernel(cast_fp8_token, [normal(20, 256, dtype=BF16)], made=2),
     "top_k": Kernel(top_k, [normal(40, 64, dtype=F32)], made=2),
+    "columns": Kernel(columns, [normal(64, 96, dtype=F32)], made=3),
     "running_sum": Kernel(running_sum, [normal(96, 48, dtype=F32)]),
 }
