@@ -51,7 +51,7 @@ def check_inputs(job: Job, path: Path, capture: Capture) -> None:
         if captured.get(each.parameter.name) != each.sha256:
             raise UsageError(
                 f"--against {path} was measured on other words of {each.parameter.name}: "
-                f"leave --inputs, --size and --seed away, or give what its manifest says"
+                f"leave --args, --inputs, --size and --seed away, or give what its manifest says"
             )
     for p in job.outputs:
         if p.name not in capture.arrays and p.name not in capture.integers:

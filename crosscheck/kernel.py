@@ -92,7 +92,7 @@ class Kernel:
         symbols = _symbols(pf)
         if unknown := [name for name in sizes if name not in symbols]:
             have = f"whose symbolic sizes are {list_of(sorted(symbols))}" if symbols else "which has no symbolic size"
-            raise UsageError(f"--size {unknown[0]} is no size of {self.name}, {have}")
+            raise UsageError(f"--size {unknown[0]} is no size of {self.target.function}, {have}")
         if missing := [name for name in sorted(symbols) if name not in sizes]:
             raise UsageError(f"--size must give {list_of([f'{n}=N' for n in missing])}: a symbolic size has no default")
         read, written = accesses(pf)
@@ -235,8 +235,9 @@ def _kind(value: Any) -> str:
 def _signature(found: Target, value: Any) -> str:
     import inspect
 
-    shown = getattr(value, "signature", None) or inspect.signature(value)
-    return f"--args do not fit {found.function}{' '.join(str(shown).split())}"
+    parameters = (getattr(value, "signature", None) or inspect.signature(value)).parameters.values()
+    names = [p.name if p.default is p.empty else f"{p.name}=..." for p in parameters]
+    return f"--args do not fit {found.function}({', '.join(names)})"
 
 
 def _prim_func_of_jit(found: Target, jit: Any, args: tuple, kwargs: dict, sizes: dict[str, int]) -> Any:

@@ -87,7 +87,10 @@ def _where(what: str, output: Output, flags: np.ndarray, style: Style) -> list[s
 def _events(outcome: Outcome, style: Style) -> list[str]:
     if not outcome.events:
         return ["  events     none"]
-    texts = [f"{kind} of {buffer} in {operator}" for kind, buffer, operator in outcome.events]
+    texts = [
+        kind + (f" of {buffer}" if buffer else "") + (f" in {operator}" if operator != kind else "")
+        for kind, buffer, operator in outcome.events
+    ]
     lines = ["  events     " + style.paint(texts[0], "yellow")]
     return lines + ["             " + style.paint(text, "yellow") for text in texts[1:]]
 
@@ -109,8 +112,8 @@ def _comparison(output: Output, other: Compared, style: Style) -> list[str]:
     """How one output compares with another source of its words."""
     found, known = other.diffs[output.parameter.name], int(output.known.sum())
     name = f"{output.parameter.name} against {other.name}"
-    some = f", of which {known} are known" if known < output.words.size else ""
+    some = f" ({found.size - known} more cannot be known)" if known < found.size else ""
     if found.same:
-        return ["  " + style.paint(f"{name}: same, {count(found.size, 'word')}{some}", "green")]
+        return ["  " + style.paint(f"{name}: same, {count(known, 'word')}{some}", "green" if known else "yellow")]
     first, *rest = found.message(name, "simulated", "there").splitlines()
     return ["  " + style.paint(line, "red") for line in (first + some, *rest)]

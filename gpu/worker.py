@@ -36,7 +36,7 @@ def run_kernel(request: dict[str, Any]) -> None:
     try:
         words = call(kernel, load_arguments(request["input"], request["arguments"]), outputs, made)
     except Exception as error:
-        raise KernelError(f"the kernel does not run: {reason(error)}", "run") from error
+        raise KernelError(f"the kernel does not run: {reason(error, lines=1)}", "run") from error
     np.savez(request["output"], **{str(i): each for i, each in zip(outputs, words, strict=True)})  # type: ignore[arg-type]
 
 

@@ -59,6 +59,14 @@ def in_place(X: T.Tensor((16, 16), "bfloat16")):
 
 
 @T.prim_func
+def shifted(X: T.Tensor((16, 16), "int8"), n: T.int32, Y: T.Tensor((16, 16), "int8")):
+    """Moves rows by a scalar parameter; rows that X lacks are 0."""
+    with T.Kernel(2, threads=128) as bx:
+        for i, j in T.Parallel(8, 16):
+            Y[bx * 8 + i, j] = X[bx * 8 + i + n, j]
+
+
+@T.prim_func
 def half_written(X: T.Tensor((16, 16), "float16"), Y: T.Tensor((16, 16), "float16")):
     """Leaves the last 8 rows of Y as they are."""
     with T.Kernel(1, threads=128):

@@ -88,6 +88,13 @@ def test_symbolic_sizes_indices_and_integer_outputs(capsys: pytest.CaptureFixtur
     assert [(o["name"], o["zeros"]) for o in found["outputs"]] == [("Y", 32), ("Next", 0)]
 
 
+def test_a_scalar_is_given_like_a_tensor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpu.install(monkeypatch)
+    found = run(capsys, f"{FILE}:shifted", "--inputs", "X=ones", "n=value:3", "--gpu", "on")
+    assert uses(found)[1] == ("n", "int32", None, "in", "value:3")
+    assert found["outputs"][0]["zeros"] == 3 * 16 and found["compared"][0]["same"]
+
+
 def test_pass_configs_of_the_command_line_win(capsys: pytest.CaptureFixture[str]) -> None:
     example = str(ROOT / "examples" / "rms_norm.py") + ":rms_norm"
     flags = ["--args", "4, 256", "--pass-config", "tl.enable_fast_math=false"]
@@ -139,7 +146,7 @@ def test_undetermined_words_are_not_compared(
 ) -> None:
     fake_gpu.install(monkeypatch)
     assert main(["run", f"{FILE}:half_written", "--gpu", "on"]) == 3
-    assert "Y against NVIDIA H200: same, 256 words, of which 128 are known" in capsys.readouterr().out
+    assert "Y against NVIDIA H200: same, 128 words (128 more cannot be known)" in capsys.readouterr().out
     fake_gpu.install(monkeypatch, flip=1)
     assert main(["run", f"{FILE}:half_written", "--gpu", "on"]) == 1
 
@@ -203,7 +210,7 @@ MISTAKES = [
     ("run none.py:f", "KERNEL none.py is not there"),
     (
         "run FILE:nope",
-        "KERNEL FILE has no nope: it has eager, lazy, plain, gather, in_place, half_written, reads_only,",
+        "KERNEL FILE has no nope: it has eager, lazy, plain, gather, in_place, shifted, half_written,",
     ),
     (
         "run FILE:rows",
@@ -213,8 +220,8 @@ MISTAKES = [
         "run FILE:number --args 3",
         "KERNEL FILE:number must be a @tilelang.jit function, a PrimFunc or a function that re",
     ),
-    ("run FILE:broken --args 3", "broken gives no kernel: ValueError: 3 is not a size (FILE:84)"),
-    ("run FILE:lazy", "--args do not fit lazy(n, dtype='float16'): missing a required argument: 'n'"),
+    ("run FILE:broken --args 3", "broken gives no kernel: ValueError: 3 is not a size (FILE:92)"),
+    ("run FILE:lazy", "--args do not fit lazy(n, dtype=...): missing a required argument: 'n'"),
     ("run FILE:plain --args 1,2", "--args do not fit plain(n): plain() takes 1 positional argument but 2 were given"),
     ("run FILE:lazy --args os", "--args must be Python literals as in a call, like 64, causal=True, not 'os'"),
     ("run FILE:gather --args 3", "--args are a builder's arguments, and gather is a PrimFunc, which takes none"),
@@ -233,6 +240,7 @@ MISTAKES = [
     ("run FILE:in_place --block-M 64", "--block-M is of the flash loop, and FILE:in_place is a kernel of its own"),
     ("run FILE:in_place --gpu off --capture a.npz", "--capture keeps the GPU's words, and --gpu is off"),
     ("run FILE:in_place --against a.npz", "--against a.npz has no manifest"),
+    ("run FILE:shifted", "--inputs must give X=SPEC and n=SPEC: an integer tensor and a scalar have no default"),
     ("run FILE:reads_only", "KERNEL FILE:reads_only writes to none of its parameters"),
     ("run FILE:with_threads", "KERNEL FILE:with_threads: "),
     ("run --blocks 0", "--blocks is of a kernel: give FILE.py:FUNCTION too"),
