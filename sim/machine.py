@@ -86,6 +86,13 @@ class Exact:
             raise ValueError(f"division of {fmt.name} is not modelled, only float32")
         return mufu.divide(a, b, self.fast_math)
 
+    def reciprocal(self, a: np.ndarray, fmt: Format) -> np.ndarray:
+        """The factor that a division by `a` is with fast math."""
+        return mufu.rcp(a)
+
+    def neg(self, a: np.ndarray, fmt: Format) -> np.ndarray:
+        return arith.neg(a, fmt)
+
     def max(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         return arith.fmax(a, b, fmt, self._ftz(fmt))
 

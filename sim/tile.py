@@ -195,8 +195,12 @@ class Value:
         return Value(self.machine, self.fmt, data, either(self.poison, other.poison))
 
     def apply(self, name: str) -> Value:
-        """The machine's function `name` of this value."""
-        return Value(self.machine, self.fmt, getattr(self.machine, name)(self.data, self.fmt), self.poison)
+        """The machine's function `name` of this value. With fast math log(x) is the product log2(x) * ln(2)."""
+        machine, fmt = self.machine, self.fmt
+        found = Value(machine, fmt, getattr(machine, name)(self.data, fmt), self.poison)
+        if name == "log" and machine.fast_math:
+            found.factors = machine.log2(self.data, fmt), machine.constant(0.693147182464599609375, fmt)
+        return found
 
     def _fused(self, name: str, product: Value, rest: Value) -> Value:
         """The machine's contraction `name` of an open product and another value."""
@@ -210,9 +214,7 @@ class Value:
 
     def __add__(self, other: Any) -> Value:
         other = self._other(other)
-        if self.factors and other.factors:
-            raise NotImplementedError("a*b + c*d: which product the compiler fuses is not modelled; round one first")
-        if self.factors or other.factors:
+        if self.factors or other.factors:  # of two products the left one
             return self._fused("mul_add", *((self, other) if self.factors else (other, self)))
         return self.combine("add", other)
 
@@ -223,7 +225,19 @@ class Value:
         return self._fused("sub_mul", other, self) if other.factors else self.combine("sub", other)
 
     def __truediv__(self, other: Any) -> Value:
-        return self.combine("div", other)
+        other = self._other(other)
+        quotient = self.combine("div", other)
+        if self.machine.fast_math:  # a product with the reciprocal
+            a, b = self._operands(self.data, self.machine.reciprocal(other.data, self.fmt))
+            quotient.factors = a, b
+        return quotient
+
+    def __neg__(self) -> Value:
+        """A negated product stays open."""
+        if self.factors is None:
+            return self * -1.0
+        a, b = self.factors
+        return Value(self.machine, self.fmt, None, self.poison, (self.machine.neg(a, self.fmt), b))
 
     __rmul__, __radd__ = __mul__, __add__
 
@@ -480,7 +494,10 @@ class Tile:
             self.block.report("out_of_bounds", self.name, "load")
         data = value.data[(lane_axis(value.data.shape[0], indices), *indices)]
         poison = None if value.poison is None else value.poison[(lane_axis(value.poison.shape[0], indices), *indices)]
-        return self._typed(data, poison if inside is None else either(poison, ~inside))
+        found = self._typed(data, poison if inside is None else either(poison, ~inside))
+        if value.factors is not None:
+            found.factors = tuple(x[(lane_axis(x.shape[0], indices), *indices)] for x in value.factors)
+        return found
 
     def _typed(self, data: np.ndarray, poison: np.ndarray | None) -> Any:
         if isinstance(self.fmt, Integer):
@@ -523,7 +540,15 @@ class Tile:
             clash = data[target] != new
             poison[tuple(t[clash] for t in target)] = True
             block.report("race", self.name, operator)
-        self.assign(operator, Value(block.machine, self.fmt, data, poison))
+        result = Value(block.machine, self.fmt, data, poison)
+        if keep_product and value.factors is not None:
+            factors = []
+            for x in value.factors:
+                x = np.broadcast_to(lift(x, value.data.ndim - 1), value.data.shape)
+                factors.append(np.zeros(whole, x.dtype))
+                factors[-1][target] = np.broadcast_to(x, kept.shape)[kept]
+            result.factors = factors[0], factors[1]
+        self.assign(operator, result, keep_product)
 
     def __getitem__(self, key: Any) -> Value:
         """`tile[i, j]` in a T.Parallel loop: the loop's indices each walk one whole axis of the tile."""

@@ -191,8 +191,6 @@ def test_what_is_not_modelled_is_refused_by_name() -> None:
     T = block()
     x, y = fragment(T, [1.0]), fragment(T, [1.0], BF16)
     (i,) = T.Parallel(1)
-    with pytest.raises(NotImplementedError, match=r"a\*b \+ c\*d"):
-        _ = x[i] * 2.0 + x[i] * 3.0
     with pytest.raises(TypeError, match="operands must have one dtype, not float32 and bfloat16"):
         _ = x[i] + y[i]
     with pytest.raises(NotImplementedError, match="reduce_max is modelled over dim=1"):

@@ -46,7 +46,7 @@ def _reduce(statements: Statements, call: Any) -> Run:
         if source.fmt is not fmt:
             value = frame.convert(value, fmt)
         if ordered:
-            out = _sum(frame.plans(number), machine, value, op, fmt)
+            out = _sum(frame.plans(number), machine, value if fused else value.rounded(), op, fmt)
         else:
             out = _extreme(machine, value.data, op, dim, fmt)
         result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), _any(value.poison, dim, target.shape))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arch import Arch
 from ..arch import arch as find_arch
 from ..formats import Integer, from_words
 from ..machine import Exact
@@ -68,7 +69,8 @@ def run(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs
 
 def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | None = None,
              pass_configs: dict | None = None, blocks: Iterable[int] | None = None,
-             watch: dict[str, Watch] | None = None, progress: Progress | None = None) -> Result:  # fmt: skip
+             watch: dict[str, Watch] | None = None, progress: Progress | None = None,
+             machine: Callable[[Arch, bool], Exact] = Exact) -> Result:  # fmt: skip
     """Run `kernel` (a PrimFunc, a @tilelang.jit function or a compiled kernel) on the CPU, word for word.
 
     arrays: the tensors of the PrimFunc without those that it returns (out_idx, an eager kernel's `return`): NumPy,
@@ -80,6 +82,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     watch: {buffer name: callback(values, block, iteration)} called after each store to a tile of that name, for each
     thread block; iteration is the number of the innermost serial loop's turn, or None.
     progress: callback(thread blocks done, thread blocks in all).
+    machine: what computes, called with the architecture and fast_math (sim.machine.Exact, Recorder, ...).
     Raises Unsupported by name and source line before anything is computed.
     """
     own = kernel_of(kernel, arrays, args, kwargs)
@@ -89,7 +92,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
     plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
     plans.prepare(statements.sums)
-    launches = _Launches(statements, Exact(record, fast), plans, tensors, blocks)
+    launches = _Launches(statements, machine(record, fast), plans, tensors, blocks)
     launches.watch, launches.progress = watch or {}, progress
     launches.run()
     like = arrays[0] if arrays else None
@@ -97,7 +100,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
         [_as_array(t, like) for t in tensors.found],
         [_unknown(t) for t in tensors.found],
         sorted(set(launches.events)),
-        f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule",
+        _basis(record, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
     )
     tensors.write_back(result.outputs)
@@ -134,6 +137,12 @@ def _translated(
     statements.translator.contraction = Contraction(pf.body, fast_math)
     statements.statement(pf.body)
     return statements
+
+
+def _basis(record: Arch, questions: list[str]) -> str:
+    """What the words rest on."""
+    known = f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule"
+    return known + (f", open: {'; '.join(questions)}" if questions else "")
 
 
 class _Launches:

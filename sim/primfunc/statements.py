@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..tile import Block, Index, Private, Tensor, Tile, Value, rows
+from ..tile import Block, Index, Private, Tensor, Tile, rows
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
 from .operators import OPERATORS

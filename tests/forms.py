@@ -1,0 +1,151 @@
+"""The smallest kernels of each rule of contraction, and the terms that compiled code has for them (read in SASS).
+
+A form is what a kernel stores, as text: fma(A, B, mul(C, D)) has the product of A and B fused and that of C and D
+rounded. Inputs are A, B, C, D, X, Y; with `each` elements a thread. tests/test_contraction.py holds the simulator to
+the texts on any machine, and the texts to compiled code where nvcc is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang.language as T
+
+THREADS = 128
+ORDER = "ABCDXY"
+
+
+@dataclass(frozen=True)
+class Form:
+    """step: o = step(p, a, b, c, d, x, y), where p = product(...) is a fragment of its own if there is one.
+
+    precise, fast: the texts without and with fast math, one if they are the same. order: in which inputs are loaded.
+    """
+
+    step: Callable[..., Any]
+    precise: str
+    fast: str = ""
+    product: Callable[..., Any] | None = None
+    each: int = 1
+    dtype: str = "float32"
+    order: str = ORDER
+    through_copy: bool = False
+
+    def expected(self, fast_math: bool) -> str:
+        return self.fast if fast_math and self.fast else self.precise
+
+    def make(self) -> Any:
+        """The PrimFunc, its output last."""
+        N, dtype, step, order = THREADS * self.each, self.dtype, self.step, self.order
+        product = self.product or (lambda a, *_: a)
+
+        @T.prim_func
+        def main(
+            A: T.Tensor((N,), dtype), B: T.Tensor((N,), dtype), C: T.Tensor((N,), dtype), D: T.Tensor((N,), dtype),
+            X: T.Tensor((N,), dtype), Y: T.Tensor((N,), dtype), Output: T.Tensor((N,), dtype),
+        ):  # fmt: skip
+            with T.Kernel(1, threads=THREADS):
+                a, b, c, d = (T.alloc_fragment((N,), dtype) for _ in range(4))
+                x, y, p, q, o = (T.alloc_fragment((N,), dtype) for _ in range(5))
+                if order == "ABCDXY":
+                    T.copy(A, a)
+                    T.copy(B, b)
+                    T.copy(C, c)
+                    T.copy(D, d)
+                else:
+                    T.copy(D, d)
+                    T.copy(C, c)
+                    T.copy(B, b)
+                    T.copy(A, a)
+                T.copy(X, x)
+                T.copy(Y, y)
+                for i in T.Parallel(N):
+                    p[i] = product(a[i], b[i], c[i], d[i])
+                if self.through_copy:
+                    T.copy(p, q)
+                else:
+                    for i in T.Parallel(N):
+                        q[i] = p[i]
+                for i in T.Parallel(N):
+                    o[i] = step(q[i] if self.through_copy else p[i], a[i], b[i], c[i], d[i], x[i], y[i])
+                T.copy(o, Output)
+
+        return main
+
+
+def ab(a: Any, b: Any, *_: Any) -> Any:
+    return a * b
+
+
+FORMS = {
+    # one product and an addition
+    "product plus": Form(lambda p, a, b, c, *_: a * b + c, "fma(A, B, C)"),
+    "plus product": Form(lambda p, a, b, c, *_: c + a * b, "fma(A, B, C)"),
+    "product minus": Form(lambda p, a, b, c, *_: a * b - c, "fma(A, B, -C)"),
+    "minus product": Form(lambda p, a, b, c, *_: c - a * b, "fma(-A, B, C)"),
+    "negated product plus": Form(lambda p, a, b, c, *_: -(a * b) + c, "fma(-A, B, C)"),
+    "three factors": Form(lambda p, a, b, c, d, *_: a * b * c + d, "fma(C, mul(A, B), D)"),
+    "maximum between": Form(lambda p, a, b, c, d, *_: T.max(a * b, c) + d, "add(D, max(C, mul(A, B)))"),
+    # two products
+    "sum of products": Form(lambda p, a, b, c, d, *_: a * b + c * d, "fma(A, B, mul(C, D))"),
+    "older right product": Form(lambda p, a, b, c, d, *_: c * d + a * b, "fma(A, B, mul(C, D))"),
+    "older right product, loaded last": Form(
+        lambda p, a, b, c, d, *_: a * b + c * d, "fma(C, D, mul(A, B))", order="DCBAXY"
+    ),
+    "older right product in a loop": Form(
+        lambda p, a, b, c, d, *_: c * d + a * b, "fma(C, D, mul(A, B))", each=8
+    ),
+    "difference of products": Form(lambda p, a, b, c, d, *_: a * b - c * d, "fma(A, B, -mul(C, D))"),
+    "difference, older right": Form(lambda p, a, b, c, d, *_: c * d - a * b, "fma(C, D, -mul(A, B))"),
+    "three products": Form(
+        lambda p, a, b, c, d, x, y: a * b + c * d + x * y, "fma(X, Y, fma(A, B, mul(C, D)))"
+    ),
+    "sum of products plus": Form(lambda p, a, b, c, d, x, y: a * b + c * d + x, "add(X, fma(A, B, mul(C, D)))"),
+    "plus two products": Form(lambda p, a, b, c, d, x, y: x + a * b + c * d, "fma(C, D, fma(A, B, X))"),
+    "product of a fused sum": Form(
+        lambda p, a, b, c, d, x, y: (a * b + c) * d + x * y, "fma(D, fma(A, B, C), mul(X, Y))"
+    ),
+    "literal factors": Form(lambda p, a, b, *_: a * 3.0 + b * 2.0, "fma(3, A, mul(2, B))"),
+    "the same twice": Form(lambda p, a, b, *_: a * b + a * b, "fma(A, B, mul(A, B))"),
+    # division and functions that end in a product
+    "quotient plus": Form(lambda p, a, b, c, *_: a / b + c, "add(?(A, B), C)", "fma(A, rcp(B), C)"),
+    "third plus": Form(lambda p, a, b, *_: a / 3.0 + b, "add(?(A, 3), B)", "fma(0.333333343, A, B)"),
+    "1/255 plus": Form(lambda p, a, b, *_: a / 255.0 + b, "add(?(A, 255), B)", "fma(0.00392156886, A, B)"),
+    "eighth plus": Form(lambda p, a, b, *_: a / 8.0 + b, "fma(0.125, A, B)"),
+    "log plus": Form(lambda p, a, b, *_: T.log(a) + b, "add(?(A), B)", "fma(0.693147182, lg2(A), B)"),
+    # one product with several uses
+    "through a fragment": Form(lambda p, a, b, c, *_: p + c, "fma(A, B, C)", product=ab),
+    "through a copy": Form(lambda p, a, b, c, *_: p + c, "fma(A, B, C)", product=ab, through_copy=True),
+    "two sums": Form(
+        lambda p, a, b, c, d, *_: T.max(p + c, p - d), "max(fma(A, B, -D), fma(A, B, C))", product=ab
+    ),
+    "a sum and another use": Form(
+        lambda p, a, b, c, *_: T.max(p + c, p), "max(add(C, mul(A, B)), mul(A, B))", product=ab
+    ),
+    "written twice": Form(
+        lambda p, a, b, c, *_: T.max(p + c, b * a), "max(add(C, mul(A, B)), mul(A, B))", product=ab
+    ),
+    "addend of one, product of the other": Form(
+        lambda p, a, b, c, d, x, y: T.max(a * b + p, p + x), "max(fma(A, B, mul(C, D)), fma(C, D, X))",
+        product=lambda a, b, c, d: c * d,
+    ),
+    "subtrahend beside a product": Form(
+        lambda p, a, b, c, d, x, y: T.max(x - p, c * d - p), "max(add(X, -mul(A, B)), fma(C, D, -mul(A, B)))",
+        product=ab,
+    ),
+    "both terms of a difference": Form(lambda p, a, b, *_: p - b * a, "add(mul(A, B), -mul(A, B))", product=ab),
+}  # fmt: skip
+_TWICE = "max(fma(A, B, C), mul(A, B))"
+for _dtype in ("float16", "bfloat16"):
+    for _each in (1, 2):
+        _more = {
+            name: Form(FORMS[name].step, FORMS[name].precise, product=FORMS[name].product, dtype=_dtype, each=_each)
+            for name in ("product plus", "minus product", "sum of products", "difference of products",
+                         "product of a fused sum", "through a fragment", "two sums", "a sum and another use")
+        }  # fmt: skip
+        # in 16 bits equal products are not one, and the left one is fused
+        _more["written twice"] = Form(FORMS["written twice"].step, _TWICE, product=ab, dtype=_dtype, each=_each)
+        _more["older right product"] = Form(
+            FORMS["older right product"].step, "fma(C, D, mul(A, B))", dtype=_dtype, each=_each
+        )
+        FORMS |= {f"{name}, {_dtype} by {_each}": form for name, form in _more.items()}

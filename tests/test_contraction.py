@@ -1,0 +1,74 @@
+"""Contraction: the simulator gives the terms of tests/forms.py, and compiled code has the same."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tilelang", reason="a PrimFunc is TileLang's")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+
+import contraction
+import forms
+
+from sim.primfunc import simulate
+
+NEEDS_COMPILER = pytest.mark.skipif(
+    contraction.missing() is not None, reason=f"no compiled code: {contraction.missing()}"
+)
+NAMES = dict(enumerate("ABCDXY", 1))
+
+
+def simulated(form: forms.Form, fast_math: bool) -> set[str]:
+    """What the simulator stores for a form, as text."""
+    machines: list[Any] = []
+
+    def machine(arch: Any, fast: bool) -> contraction.Symbolic:
+        machines.append(contraction.Symbolic(arch, fast, NAMES))
+        return machines[-1]
+
+    pf = form.make()
+    count = forms.THREADS * form.each
+    word = np.uint32 if form.dtype == "float32" else np.uint16
+    from sim.formats import format_named
+
+    given = [(np.full(count, n, word), format_named(form.dtype)) for n in NAMES]
+    simulate(pf.with_attr("tilelang_out_idx", [6]), *given, pass_configs={contraction.FAST: fast_math}, machine=machine)
+    (found,) = machines
+    return {found.terms.text(x) for x in found.stored["Output"]}
+
+
+@pytest.mark.parametrize("fast_math", [False, True], ids=["precise", "fast"])
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_the_simulator_fuses_what_the_compiler_does(name: str, fast_math: bool) -> None:
+    form = forms.FORMS[name]
+    assert simulated(form, fast_math) == {form.expected(fast_math)}
+
+
+@cache
+def compiled(fast_math: bool) -> dict[str, list[str]]:
+    """What compiled code stores for every form, as text; all forms in one source."""
+    symbols = {f"form_{n}": form.make() for n, form in enumerate(forms.FORMS.values())}
+    configs = {contraction.FAST: fast_math}
+    code = contraction.together(
+        {s: contraction.source(pf.with_attr("global_symbol", s), configs) for s, pf in symbols.items()}
+    )
+    found = contraction.compiled(code, configs)
+    names = contraction.parameters(code)
+    return {k: contraction.structure(lines, names[k]) for k, lines in found.items()}
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("fast_math", [False, True], ids=["precise", "fast"])
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_the_compiler_does_what_the_form_says(name: str, fast_math: bool) -> None:
+    form, n = forms.FORMS[name], list(forms.FORMS).index(name)
+    expected = form.expected(fast_math)
+    if "?" in expected:
+        pytest.skip("a function that CUDA expands")
+    assert set(compiled(fast_math)[f"form_{n}_kernel"]) == {expected}
