@@ -28,7 +28,7 @@ from .frame import Frame, Unsupported
 __all__ = ["Plan", "Plans", "cache_folder", "lower"]
 
 
-_VERSION = "tilelang 0.1.15, plans 1"  # what a kept plan was made by
+_VERSION = "tilelang 0.1.15, plans 2"  # what a kept plan was made by
 
 
 @dataclass
@@ -93,7 +93,43 @@ def _function(module: Any, name: str) -> Any:
 def reduction_plans(
     pf: Any, arch: str, pass_configs: dict[str, Any], count: int
 ) -> list[tuple[Any, Any, dict[Any, Any]]]:
-    """For each of the `count` reductions in program order: its call, its loop (`_reduction_loops`), the layout map."""
+    """For each of the `count` reductions in program order: its call, its loop (`_reduction_loops`), the layout map.
+
+    Where TileLang does not lower a loop with several stages, or unrolls its first and last turns, one stage is asked
+    for: stages change neither layouts nor the order of a sum.
+    """
+    try:
+        return _reduction_plans(pf, arch, pass_configs, count)
+    except Unsupported as error:
+        single = _single_stage(pf)
+        if single is None:
+            raise
+        try:
+            return _reduction_plans(single, arch, pass_configs, count)
+        except Unsupported:
+            raise error from None
+
+
+def _single_stage(pf: Any) -> Any:
+    """The PrimFunc with its pipelined loops serial; None when none has more than one stage."""
+    from tvm import tirx
+
+    changed = []
+
+    def one(loop: Any) -> Any:
+        if int(loop.annotations.get("num_stages", 1)) <= 1:
+            return None
+        changed.append(loop)
+        kept = {k: v for k, v in loop.annotations.items() if not str(k).startswith(("num_stages", "tl_pipeline"))}
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept)
+
+    body = tirx.stmt_functor.ir_transform(pf.body, None, one, ["tirx.For"])
+    return pf.with_body(body) if changed else None
+
+
+def _reduction_plans(
+    pf: Any, arch: str, pass_configs: dict[str, Any], count: int
+) -> list[tuple[Any, Any, dict[Any, Any]]]:
     from tvm.tirx import stmt_functor
 
     inferred, lowered = lower(pf, arch, pass_configs)
@@ -114,7 +150,7 @@ def reduction_plans(
     stmt_functor.post_order_visit(inferred.body, note_reduce)
     loops = _reduction_loops(lowered.body)
     if not len(reduces) == len(loops) == count:
-        raise Unsupported(f"{count} reductions that became {len(loops)} loops (packed pairs or a fused form)")
+        raise Unsupported(f"{count} reductions that became {len(loops)} loops")
     return [(call, loop, layouts) for call, loop in zip(reduces, loops, strict=True)]
 
 
@@ -167,7 +203,7 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[A
     source, target = call.args[0].args[0].buffer, call.args[1].args[0].buffer
     offsets = [offset for text in all_reduces for offset in _offsets(text)]
     src, dst = (_Layout(_found(layouts, buffer), evaluate) for buffer in (source, target))
-    to, frm = store.indices[0], _load_of(store.value.b).indices[0]
+    to, (frm, pack) = store.indices[0], _source_index(store.value)
     mine = [f for f in around if _uses(to, f.loop_var) or _uses(frm, f.loop_var)] + [rv_loop]
     extents = [int(f.extent) for f in mine]
     values = dict(zip((f.loop_var for f in mine), np.indices(extents).reshape(len(extents), -1), strict=True))
@@ -177,7 +213,7 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[A
     shape = (int(np.prod(extents[:-1])), extents[-1])
     targets, sources = (np.broadcast_to(evaluate(e, values), int(np.prod(extents))).reshape(shape) for e in (to, frm))
     order = dict(zip(targets[:, 0].tolist(), sources, strict=True))  # target register -> source registers in order
-    return Plan(_index(src, dst, order, offsets, extents[-1]))
+    return Plan(_index(src, dst, order, offsets, extents[-1], pack))
 
 
 def _consumer(
@@ -209,13 +245,21 @@ def _found(layouts: dict[Any, Any], buffer: Any) -> Any:
     return layouts[buffer.data]
 
 
-def _load_of(e: Any) -> Any:
-    """The load of the source in what a step adds: the load itself, its cast, or its magnitude."""
+def _source_index(value: Any) -> tuple[Any, int]:
+    """Which register a step adds, and how many neighbours at once: the load itself, its cast, or its magnitude.
+
+    Contiguous half-precision registers, and fp32 ones on sm_100 and newer, are added in pairs (tl.add2).
+    """
     from tvm.tirx import stmt_functor
 
+    packed = type(value).__name__ == "Call"
     loads: list[Any] = []
-    stmt_functor.post_order_visit(e, lambda n: loads.append(n) if type(n).__name__ == "BufferLoad" else None)
-    return loads[0]
+    stmt_functor.post_order_visit(
+        value.args[1] if packed else value.b,
+        lambda n: loads.append(n) if type(n).__name__ == "BufferLoad" else None,
+    )
+    index = loads[0].indices[0]
+    return (index.base, int(index.lanes)) if type(index).__name__ == "Ramp" else (index, 1)
 
 
 class _Layout:
@@ -249,18 +293,24 @@ def _flat(fragment: Any, values: dict[Any, np.ndarray], evaluate: Any) -> np.nda
     return np.asarray(total)
 
 
-def _index(src: _Layout, dst: _Layout, order: dict[int, np.ndarray], offsets: list[int], steps: int) -> np.ndarray:
-    """Plan.index; lane 0b10 of two offsets is the thread that the first one reaches: it is joined first."""
+def _index(
+    src: _Layout, dst: _Layout, order: dict[int, np.ndarray], offsets: list[int], steps: int, pack: int
+) -> np.ndarray:
+    """Plan.index; lane 0b10 of two offsets is the thread that the first one reaches: it is joined first.
+
+    The accumulators of a pair come first of all, so that they are joined before threads are.
+    """
     lanes = [
         sum(offset for bit, offset in enumerate(reversed(offsets)) if n >> bit & 1) for n in range(1 << len(offsets))
     ]
     assert dst.thread is not None and dst.register is not None
-    index = np.full((len(dst.thread), steps, len(lanes)), -1)
+    index = np.full((len(dst.thread), steps, pack, len(lanes)), -1)
     for output, (thread, register) in enumerate(zip(dst.thread.tolist(), dst.register.tolist(), strict=True)):
         for lane, distance in enumerate(lanes):
             for step, r in enumerate(order[register].tolist()):
-                index[output, step, lane] = src.holds.get((thread ^ distance, r), -1)
-    return index
+                for p in range(pack):
+                    index[output, step, p, lane] = src.holds.get((thread ^ distance, r + p), -1)
+    return index.reshape(len(dst.thread), steps, pack * len(lanes))
 
 
 def _offsets(text: str) -> list[int]:
