@@ -149,3 +149,112 @@ for _dtype in ("float16", "bfloat16"):
             FORMS["older right product"].step, "fma(C, D, mul(A, B))", dtype=_dtype, each=_each
         )
         FORMS |= {f"{name}, {_dtype} by {_each}": form for name, form in _more.items()}
+
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A kernel with loops, branches or sums: the shapes of its arithmetic, an operand being mul, add, fma or x."""
+
+    build: Callable[[], Any]
+    shapes: str
+    each: int = 2
+    dtype: str = "float32"
+
+    def make(self) -> Any:
+        return self.build()
+
+
+N = THREADS * 2
+
+
+def outside_of_a_loop() -> Any:
+    """A product of what does not change in a loop is made before it."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+        D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+        Output: T.Tensor((N,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=THREADS) as bx:
+            a, b, o = (T.alloc_fragment((THREADS,), "float32") for _ in range(3))
+            T.copy(A[bx * THREADS], a)
+            T.copy(B[bx * THREADS], b)
+            T.copy(X[bx * THREADS], o)
+            for _k in T.serial(bx + 3):
+                for i in T.Parallel(THREADS):
+                    o[i] = o[i] + a[i] * b[i]
+            T.copy(o, Output[bx * THREADS])
+
+    return main
+
+
+def after_a_branch() -> Any:
+    """A product that one path has made is made on the other too, and both meet: log-sum-exp after a masked block."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+        D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+        Output: T.Tensor((N,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=THREADS) as bx:
+            a, b, q, o, x = (T.alloc_fragment((THREADS,), "float32") for _ in range(5))
+            T.copy(A[bx * THREADS], a)
+            T.copy(B[bx * THREADS], b)
+            T.copy(C[bx * THREADS], q)
+            T.copy(D[bx * THREADS], o)
+            T.copy(X[bx * THREADS], x)
+            if bx > 0:
+                for i in T.Parallel(THREADS):
+                    q[i] = x[i]
+                for k in T.Parallel(THREADS):
+                    o[k] = a[k] * b[k] - q[k] * 3.0
+            for i in T.Parallel(THREADS):
+                o[i] = o[i] + q[i] * 3.0
+            T.copy(o, Output[bx * THREADS])
+
+    return main
+
+
+def summed(stored: bool) -> Callable[[], Any]:
+    """Products in a sum over a row; `stored`: they leave the fragment as well."""
+
+    def make() -> Any:
+        @T.prim_func
+        def main(
+            A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+            D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+            Output: T.Tensor((N,), "float32"),
+        ):  # fmt: skip
+            with T.Kernel(1, threads=THREADS):
+                a, b, p = (T.alloc_fragment((2, THREADS), "float32") for _ in range(3))
+                total = T.alloc_fragment((2,), "float32")
+                for i, j in T.Parallel(2, THREADS):
+                    a[i, j] = A[i * THREADS + j]
+                    b[i, j] = B[i * THREADS + j]
+                for i, j in T.Parallel(2, THREADS):
+                    p[i, j] = a[i, j] * b[i, j]
+                T.reduce_sum(p, total, dim=1)
+                for i, j in T.Parallel(2, THREADS):
+                    Output[i * THREADS + j] = T.max(total[i], p[i, j]) if stored else total[i]
+
+        return main
+
+    return make
+
+
+WALKS = {
+    "outside of a loop": Walk(outside_of_a_loop, "add(add, mul) add(mul, x) mul(x, x)"),
+    "after a branch": Walk(after_a_branch, "add(fma, mul) add(mul, x) fma(x, x, mul) mul(3, x)"),
+    "in a sum": Walk(summed(False), "add(add, x) add(fma, x) fma(x, x, 0) fma(x, x, fma)"),
+    "in a sum and stored": Walk(summed(True), "add(0, mul) add(add, mul) add(add, x) mul(x, x)"),
+}
+
+
+def inputs(form: Form | Walk) -> list[Any]:
+    """A, B, C, D, X, Y as words: about normal."""
+    from kernels.entry import normal
+
+    return [normal(THREADS * form.each, dtype=form.dtype)(n) for n in range(6)]

@@ -50,6 +50,28 @@ def test_the_simulator_fuses_what_the_compiler_does(name: str, fast_math: bool) 
     assert simulated(form, fast_math) == {form.expected(fast_math)}
 
 
+@pytest.mark.parametrize("name", forms.WALKS)
+def test_the_simulator_has_the_shapes_of_compiled_loops(name: str) -> None:
+    machines: list[Any] = []
+
+    def machine(arch: Any, fast: bool) -> contraction.Symbolic:
+        machines.append(contraction.Symbolic(arch, fast))
+        return machines[-1]
+
+    walk = forms.WALKS[name]
+    simulate(walk.make().with_attr("tilelang_out_idx", [6]), *forms.inputs(walk), machine=machine)
+    found = machines[0].terms.shapes(machines[0].roots)
+    assert " ".join(sorted(map(contraction.say, found))) == walk.shapes
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("name", forms.WALKS)
+def test_compiled_loops_have_these_shapes(name: str) -> None:
+    pf = forms.WALKS[name].make().with_attr("tilelang_out_idx", [6])
+    said = contraction.held(pf, {})
+    assert said.startswith("held"), said
+
+
 @cache
 def compiled(fast_math: bool) -> dict[str, list[str]]:
     """What compiled code stores for every form, as text; all forms in one source."""

@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from sim.formats import FP32, Format
 from sim.machine import Exact
 
@@ -102,7 +104,7 @@ class Terms:
         node = self.nodes[self.absolute(x)]
         if node[0] == "const":
             return self.text(self.absolute(x))
-        return node[0] if node[0] in (*ARITHMETIC, "?") else "x"
+        return "?" if node[0] == "select" else node[0] if node[0] in (*ARITHMETIC, "?") else "x"
 
     def shape(self, x: int) -> tuple[Any, ...]:
         """An arithmetic term and what its operands are, in one order; a doubling is a product with 2."""
@@ -176,7 +178,14 @@ class Symbolic(Exact):
         return self.add(a, self.neg(b, fmt), fmt)
 
     def mul(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        return self._map(lambda p, q: self.terms.term("mul", p, q), a, b)
+        return self._map(self._product, a, b)
+
+    def _product(self, a: int, b: int) -> int:
+        """A product; of two constants a constant."""
+        x, y = (self.terms.nodes[n] for n in (a, b))
+        if x[0] == y[0] == "const":
+            return self.terms.constant(float(np.multiply(*(np.uint32(n[1]).view(np.float32) for n in (x, y)))))
+        return self.terms.term("mul", a, b)
 
     def neg(self, a: np.ndarray, fmt: Format) -> np.ndarray:
         return self._map(self.terms.minus, a)
@@ -368,7 +377,7 @@ class Reader:
         if name in ("RZ", "URZ"):
             return 0
         if re.fullmatch(r"R\d+", name):
-            return self.registers.get(name, self.terms.term("?"))
+            return self.registers.get(name, self.terms.term("?", self.terms.term("leaf", name)))
         if re.fullmatch(r"0x[0-9a-f]+", name):
             return self.terms.constant(float(np.uint32(int(name, 16)).view(np.float32)))
         try:
@@ -418,8 +427,8 @@ class Reader:
                 return self.terms.term("mul", *values[:2])
             if kind == "fma" and operation[0] == "F" and values[2] == 0 and operands[2].startswith("-"):
                 return self.terms.term("mul", *values[:2])
-            if kind == "add" and operands[1].startswith("-RZ") and operation[0] == "F":
-                return values[0]
+            if kind == "add" and operation[0] == "F" and "-RZ" in operands[:2]:
+                return values[operands[0] == "-RZ"]
             return self.terms.term(kind, *values[: 3 if kind == "fma" else 2])  # a literal pair is one literal twice
         if operation in ("FMNMX", "HMNMX2"):
             return self.terms.term(
@@ -543,9 +552,7 @@ def compare(pf: Any, configs: dict[str, Any], arrays: list[Any], arch: str = "sm
     extra = sorted(s for s in ours if not any(matches(_first_turn(s), o) for o in theirs))
     if not lacking and not extra:
         return f"held: {len(ours)} shapes"
-    return (
-        "differs:" + "".join(f" compiled {_say(s)}" for s in lacking) + "".join(f" simulated {_say(s)}" for s in extra)
-    )
+    return "differs:" + "".join(f" compiled {say(s)}" for s in lacking) + "".join(f" simulated {say(s)}" for s in extra)
 
 
 def _first_turn(shape: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -554,7 +561,7 @@ def _first_turn(shape: tuple[Any, ...]) -> tuple[Any, ...]:
     return (shape[0], tuple(loose(k) for k in shape[1]), *(loose(k) for k in shape[2:]))
 
 
-def _say(shape: tuple[Any, ...]) -> str:
+def say(shape: tuple[Any, ...]) -> str:
     return f"{shape[0]}({', '.join([*shape[1], *shape[2:]])})"
 
 
