@@ -28,7 +28,7 @@ from .frame import Frame, Unsupported
 __all__ = ["Plan", "Plans", "cache_folder", "lower"]
 
 
-_VERSION = "tilelang 0.1.15, plans 2"  # what a kept plan was made by
+_VERSION = "tilelang 0.1.15, plans 3"  # what a kept plan was made by
 
 
 @dataclass
@@ -95,8 +95,8 @@ def reduction_plans(
 ) -> list[tuple[Any, Any, dict[Any, Any]]]:
     """For each of the `count` reductions in program order: its call, its loop (`_reduction_loops`), the layout map.
 
-    Where TileLang does not lower a loop with several stages, or unrolls its first and last turns, one stage is asked
-    for: stages change neither layouts nor the order of a sum.
+    Where TileLang does not lower a loop with stages, or unrolls its first and last turns, it is asked for a serial one:
+    stages change neither layouts nor the order of a sum.
     """
     try:
         return _reduction_plans(pf, arch, pass_configs, count)
@@ -111,13 +111,13 @@ def reduction_plans(
 
 
 def _single_stage(pf: Any) -> Any:
-    """The PrimFunc with its pipelined loops serial; None when none has more than one stage."""
+    """The PrimFunc with its pipelined loops serial; None when none has stages."""
     from tvm import tirx
 
     changed = []
 
     def one(loop: Any) -> Any:
-        if int(loop.annotations.get("num_stages", 1)) <= 1:
+        if int(loop.annotations.get("num_stages", 0)) < 1:
             return None
         changed.append(loop)
         kept = {k: v for k, v in loop.annotations.items() if not str(k).startswith(("num_stages", "tl_pipeline"))}
@@ -263,26 +263,32 @@ def _source_index(value: Any) -> tuple[Any, int]:
 
 
 class _Layout:
-    """A Fragment as tables: thread and register of each element (first replica), and back."""
+    """A Fragment as tables: thread and register of each element (first replica), and back.
+
+    holds: int [threads, registers], the flat element that a register of a thread holds; -1 for none
+    """
 
     def __init__(self, fragment: Any, evaluate: Any):
         shape = tuple(int(n) for n in fragment.get_input_shape())
         grid = np.indices(shape).reshape(len(shape), -1)
         replica = [v for v in fragment.get_forward_vars() if v.name == "_rep"]
         variables = [v for v in fragment.get_forward_vars() if v.name != "_rep"]
-        self.copies = int(fragment.replicate_size)
         names = dict(zip(variables, grid, strict=True))
-        self.holds: dict[tuple[int, int], int] = {}
-        self.thread, self.register = None, None
         self.registers = int(np.prod([int(n) for n in fragment.get_output_shape()]))
-        for copy in range(self.copies):
+        places = []
+        for copy in range(int(fragment.replicate_size)):
             values = names | {v: np.full(grid.shape[1], copy) for v in replica}
             thread = np.broadcast_to(evaluate(fragment.forward_thread, values), grid.shape[1:])
-            register = np.broadcast_to(_flat(fragment, values, evaluate), grid.shape[1:])
-            if self.thread is None:
-                self.thread, self.register = thread, register
-            for element, place in enumerate(zip(thread.tolist(), register.tolist(), strict=True)):
-                self.holds[place] = element
+            places.append((thread, np.broadcast_to(_flat(fragment, values, evaluate), grid.shape[1:])))
+        self.thread, self.register = places[0]
+        self.holds = np.full((1 + max(int(t.max()) for t, _ in places), self.registers), -1)
+        for place in places:
+            self.holds[place] = np.arange(grid.shape[1])
+
+    def held(self, thread: np.ndarray, register: np.ndarray) -> np.ndarray:
+        """The elements in registers of threads; -1 where there is none."""
+        there = (thread < self.holds.shape[0]) & (register >= 0) & (register < self.registers)
+        return np.where(there, self.holds[np.where(there, thread, 0), np.where(there, register, 0)], -1)
 
 
 def _flat(fragment: Any, values: dict[Any, np.ndarray], evaluate: Any) -> np.ndarray:
@@ -303,14 +309,12 @@ def _index(
     lanes = [
         sum(offset for bit, offset in enumerate(reversed(offsets)) if n >> bit & 1) for n in range(1 << len(offsets))
     ]
-    assert dst.thread is not None and dst.register is not None
-    index = np.full((len(dst.thread), steps, pack, len(lanes)), -1)
-    for output, (thread, register) in enumerate(zip(dst.thread.tolist(), dst.register.tolist(), strict=True)):
-        for lane, distance in enumerate(lanes):
-            for step, r in enumerate(order[register].tolist()):
-                for p in range(pack):
-                    index[output, step, p, lane] = src.holds.get((thread ^ distance, r + p), -1)
-    return index.reshape(len(dst.thread), steps, pack * len(lanes))
+    steps_of = np.full((dst.registers, steps), -1)
+    for register, sources in order.items():
+        steps_of[register] = sources
+    thread = (dst.thread[:, None] ^ np.array(lanes))[:, None, None, :]
+    register = steps_of[dst.register][:, :, None, None] + np.arange(pack)[:, None]
+    return src.held(thread, register).reshape(len(dst.thread), steps, pack * len(lanes))
 
 
 def _offsets(text: str) -> list[int]:
@@ -358,7 +362,8 @@ class Plans:
         _keep(path, {str(number): plan.index for number, plan in self.made.items()})
 
     def _key(self) -> str:
-        facts = [_VERSION, self.target, sorted((k, str(v)) for k, v in self.configs.items()), self.count]
+        configs = sorted((k, str(v)) for k, v in self.configs.items() if k != "tl.enable_fast_math")  # nvcc's alone
+        facts = [_VERSION, self.target, configs, self.count]
         text = repr(facts) + str(self.pf.script(show_meta=True))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
