@@ -1,0 +1,168 @@
+"""Kernels of our own for single operators: scans, reductions into another dtype, im2col, memory of the whole grid.
+
+Annotations stay objects (no `from __future__ import annotations`): TileLang reads the parameters' shapes from them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tilelang.language as T
+
+from .entry import BF16, E4M3, F16, F32, Kernel, normal
+
+M, N = 64, 80  # a scan's last segment of 32 is not full
+
+
+def cumsum(dim: int, reverse: bool, dtype: str = F32) -> Callable[[], Any]:
+    """Running sums of a tile along an axis."""
+
+    def make() -> Any:
+        @T.prim_func
+        def main(X: T.Tensor((2 * M, N), dtype), Y: T.Tensor((2 * M, N), dtype)):
+            with T.Kernel(2, threads=128) as bx:
+                x = T.alloc_shared((M, N), dtype)
+                T.copy(X[bx * M, 0], x)
+                T.cumsum(x, dim=dim, reverse=reverse)
+                T.copy(x, Y[bx * M, 0])
+
+        return main
+
+    return make
+
+
+def reduce_into_float32(op: str, dtype: str, dim: int) -> Callable[[], Any]:
+    """A reduction of narrow values into float32, over columns or over rows, onto what the target holds."""
+    kept = 128 if dim == 0 else M
+
+    def make() -> Any:
+        @T.prim_func
+        def main(X: T.Tensor((2 * M, 128), dtype), Y: T.Tensor((2, kept), "float32")):
+            with T.Kernel(2, threads=128) as bx:
+                x = T.alloc_fragment((M, 128), dtype)
+                out = T.alloc_fragment((kept,), "float32")
+                T.copy(X[bx * M, 0], x)
+                T.fill(out, 0.5)
+                getattr(T, "reduce_" + op)(x, out, dim=dim, **({} if op == "abssum" else {"clear": False}))
+                T.copy(out, Y[bx, 0])
+
+        return main
+
+    return make
+
+
+def best_index() -> Any:
+    """The greatest of each row and the last of its columns: a reduction of integers."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2 * M, 128), "float32"), Y: T.Tensor((2 * M,), "int32")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_fragment((M, 128), "float32")
+            top = T.alloc_fragment((M,), "float32")
+            column = T.alloc_fragment((M, 128), "int32")
+            best = T.alloc_fragment((M,), "int32")
+            T.copy(X[bx * M, 0], x)
+            T.reduce_max(x, top, dim=1)
+            for i, j in T.Parallel(M, 128):
+                column[i, j] = T.if_then_else(x[i, j] == top[i], j, -1)
+            T.reduce_max(column, best, dim=1)
+            T.copy(best, Y[bx * M])
+
+    return main
+
+
+def convolution() -> Any:
+    """3x3 weights over an image with padding 1 and stride 2: im2col, then a gemm."""
+    batch, size, channels, filters, block_K = 2, 16, 32, 64, 32
+    out = size // 2
+    rows = batch * out * out
+
+    @T.prim_func
+    def main(
+        X: T.Tensor((batch, size, size, channels), "float16"),
+        W: T.Tensor((9 * channels, filters), "float16"),
+        Y: T.Tensor((rows, filters), "float32"),
+    ):
+        with T.Kernel(T.ceildiv(rows, 64), threads=128) as bx:
+            x = T.alloc_shared((64, block_K), "float16")
+            w = T.alloc_shared((block_K, filters), "float16")
+            acc = T.alloc_fragment((64, filters), "float32")
+            T.clear(acc)
+            for k in T.Pipelined(9 * channels // block_K, num_stages=2):
+                T.im2col(X, x, bx, k, 3, 2, 1, 1)
+                T.copy(W[k * block_K, 0], w)
+                T.gemm(x, w, acc)
+            T.copy(acc, Y[bx * 64, 0])
+
+    return main
+
+
+def gated() -> Any:
+    """x * sigmoid(x), in float32."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_fragment((M // 2, 128), "float32")
+            T.copy(X[bx * (M // 2), 0], x)
+            for i, j in T.Parallel(M // 2, 128):
+                x[i, j] = x[i, j] * T.sigmoid(x[i, j] * 8.0)
+            T.copy(x, Y[bx * (M // 2), 0])
+
+    return main
+
+
+def two_launches() -> Any:
+    """Partial sums of columns in memory of the whole grid, joined by a second launch."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4 * M, 128), "float16"), Y: T.Tensor((128,), "float32")):
+        parts = T.alloc_global((4, 128), "float32")
+        with T.Kernel(4, threads=128) as bx:
+            x = T.alloc_fragment((M, 128), "float32")
+            out = T.alloc_fragment((128,), "float32")
+            T.copy(X[bx * M, 0], x)
+            T.reduce_sum(x, out, dim=0)
+            T.copy(out, parts[bx, 0])
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((4, 128), "float32")
+            out = T.alloc_fragment((128,), "float32")
+            T.copy(parts, x)
+            T.reduce_sum(x, out, dim=0)
+            T.copy(out, Y)
+
+    return main
+
+
+def variables() -> Any:
+    """A variable of each thread inside T.Parallel, and a loop whose extent differs between elements."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, 128), "float32"), Y: T.Tensor((M, 128), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_fragment((M // 2, 128), "float32")
+            T.copy(X[bx * (M // 2), 0], x)
+            for i, j in T.Parallel(M // 2, 128):
+                total = T.alloc_var("float32")
+                total = 0.0
+                for k in T.serial(i % 4 + 1):
+                    total = total + X[bx * (M // 2) + i, (j + k) % 128]
+                x[i, j] = total
+            T.copy(x, Y[bx * (M // 2), 0])
+
+    return main
+
+
+KERNELS: dict[str, Kernel] = {
+    "cumsum_columns": Kernel(cumsum(1, False), [normal(2 * M, N, dtype=F32)]),
+    "cumsum_columns_reverse": Kernel(cumsum(1, True), [normal(2 * M, N, dtype=F32)]),
+    "cumsum_rows_float16": Kernel(cumsum(0, False, F16), [normal(2 * M, N, dtype=F16)]),
+    "reduce_sum_e4m3": Kernel(reduce_into_float32("sum", E4M3, 0), [normal(2 * M, 128, dtype=E4M3)]),
+    "reduce_sum_bfloat16": Kernel(reduce_into_float32("sum", BF16, 1), [normal(2 * M, 128, dtype=BF16)]),
+    "reduce_absmax_bfloat16": Kernel(reduce_into_float32("absmax", BF16, 1), [normal(2 * M, 128, dtype=BF16)]),
+    "reduce_abssum_float16": Kernel(reduce_into_float32("abssum", F16, 1), [normal(2 * M, 128, dtype=F16)]),
+    "best_index": Kernel(best_index, [normal(2 * M, 128, dtype=F32)]),
+    "convolution": Kernel(convolution, [normal(2, 16, 16, 32), normal(9 * 32, 64)]),
+    "gated": Kernel(gated, [normal(M, 128, dtype=F32)]),
+    "two_launches": Kernel(two_launches, [normal(4 * M, 128)]),
+    "variables": Kernel(variables, [normal(M, 128, dtype=F32)]),
+}
