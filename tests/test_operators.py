@@ -247,3 +247,40 @@ def test_a_refusal_names_what_and_the_source_line() -> None:
 def test_integers_of_another_dtype_are_refused() -> None:
     with pytest.raises(TypeError, match="N must be int32, not int64"):
         run(ragged(), small(64, 16, dtype=np.float16), np.array([16]))
+
+
+def shifted_by() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), a: T.float32, n: T.int32, Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(64):
+                Y[i] = T.if_then_else(i < n, X[i] + a, X[i])
+
+    return main
+
+
+def test_scalar_parameters_are_integers_and_floats() -> None:
+    x = small(64)
+    np.testing.assert_array_equal(run(shifted_by(), x, 0.5, 8), x + np.where(np.arange(64) < 8, np.float32(0.5), 0))
+
+
+def test_a_kernel_that_reads_its_threads_index_is_refused_with_its_line() -> None:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=64):
+            tx = T.get_thread_binding()
+            Y[tx] = X[tx]
+
+    assert [need.what for need in sim.support(main) if not need.supported] == ["a thread's own index (tx)"]
+    with pytest.raises(
+        sim.Unsupported, match=r"a thread's own index \(tx\) is not supported \(test_operators.py:\d+\)"
+    ):
+        run(main, small(64))
+
+
+def test_a_gemm_that_an_architecture_does_not_have_is_refused_before_running() -> None:
+    from kernels import KERNELS
+
+    pf = KERNELS["gemm_e4m3"].prim_func()
+    with pytest.raises(sim.Unsupported, match="sm_80 has no modelled dot product of float8_e4m3fn"):
+        sim.simulate(pf, *KERNELS["gemm_e4m3"].inputs(), arch="sm_80")

@@ -8,6 +8,7 @@ uses of all. What the rules do not settle is kept as a question.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = ["Contraction"]
 
 _REGISTERS = ("local.fragment", "local", "local.var")
 _HALF = ("float16", "bfloat16")
+_FOLDED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv}  # TVM folds x*0
 _SMALL = 4  # float32 of a thread that one vector access takes: longer fragments are walked by a loop
 
 
@@ -61,9 +63,25 @@ class Contraction:
         self._sums: dict[Any, tuple[str, _Product | None, _Product | None]] = {}
         self._stores: dict[Any, _Product | None] = {}
         self._take: dict[Any, str | None] = {}
+        self._cancelled: dict[Any, Any] = {}
         if body is not None:
             _Walk(self).statement(body)
             self._decide()
+
+    def cancelled(self, e: Any) -> Any:
+        """`e` after TileLang's own simplifier, which cancels floats as if none were NaN or rounded.
+
+        x - x is 0, (x + y) - y and (y + x) - y are x, x - (x + y) and x - (y + x) are 0 - y, where the two x are the
+        same expression. Read in the CUDA source that TileLang 0.1.15 writes.
+        """
+        name = type(e).__name__
+        if name not in _FOLDED or "float" not in str(e.dtype):
+            return e
+        if e not in self._cancelled:
+            a, b = self.cancelled(e.a), self.cancelled(e.b)
+            new = e if a.same_as(e.a) and b.same_as(e.b) else _FOLDED[name](a, b)
+            self._cancelled[e] = _cancelled(new) if type(new).__name__ == "Sub" else new
+        return self._cancelled[e]
 
     def operand(self, e: Any) -> str | None:
         """Which operand of the addition or subtraction `e` is the fused product: "a", "b" or None."""
@@ -267,6 +285,7 @@ class _Walk:
                 self.other(argument)
         for argument in getattr(call, "args", ()):
             self._write(call, argument)
+        self.epoch = self._numbers.setdefault(s, len(self._numbers) + 1)  # threads may have met at a barrier
 
     def _write(self, call: Any, argument: Any) -> None:
         """A new version of the buffer that an operand of a tile operator names, if the operator stores to it."""
@@ -313,6 +332,7 @@ class _Walk:
 
     def value(self, e: Any) -> _Product | _Version | None:
         """What an expression is: a product, the meeting of paths that may hold one, or neither."""
+        e = self.found.cancelled(e)
         kind = type(e).__name__
         if kind == "BufferLoad":
             for index in e.indices:
@@ -414,7 +434,6 @@ class _Walk:
 
         instead: versions to read in the place of others.
         """
-        names: dict[Any, str] = {}
         versions: list[_Version] = []
         loops: list[tuple[Any, ...]] = [()]
         rank = [0.0]
@@ -441,7 +460,7 @@ class _Walk:
                 return load(e)
             if kind == "Var":
                 if e in self.axes:
-                    return names.setdefault(e, f"i{len(names)}of{self.axes[e]}")
+                    return f"i{list(self.axes).index(e)}of{self.axes[e]}"
                 if e in self.state:
                     versions.append(self.state[e])
                     loops.append(self.state[e].loops)
@@ -480,6 +499,24 @@ class _Walk:
                 return False
             seen.append(index)
         return True
+
+
+def _cancelled(e: Any) -> Any:
+    from tvm.tirx import FloatImm, Sub
+    from tvm.tirx.analysis import expr_deep_equal as same
+
+    zero, a, b = FloatImm(str(e.dtype), 0.0), e.a, e.b
+    if same(a, b):
+        return zero
+    if type(a).__name__ == "Add":
+        rest = a.a if same(a.b, b) else a.b if same(a.a, b) else None
+        if rest is not None:
+            return rest
+    if type(b).__name__ == "Add":
+        rest = b.a if same(b.b, a) else b.b if same(b.a, a) else None
+        if rest is not None:
+            return Sub(zero, rest)
+    return e
 
 
 def exact_reciprocal(x: float) -> bool:

@@ -86,10 +86,12 @@ class Translator:
 
     def __init__(self, load: Callable[[Any], Evaluate], need: Callable[[str], None] = lambda what: None):
         self._load, self._need = load, need
+        self.refused: dict[Any, str] = {}  # variables that have no value here, and what they are
         self.contraction = Contraction()
 
     def expression(self, e: Any) -> Evaluate:
         """The function that evaluates `e`. Raises Unsupported by name."""
+        e = self.contraction.cancelled(e)
         kind = type(e).__name__
         if kind == "IntImm":
             value = int(e.value)
@@ -97,6 +99,8 @@ class Translator:
         if kind == "FloatImm":
             return self._constant(float(e.value), dtype_of(e))
         if kind == "Var":
+            if e in self.refused:
+                raise Unsupported(self.refused[e])
             return lambda frame: frame.read(e)
         if kind == "BufferLoad":
             return self._load(e)

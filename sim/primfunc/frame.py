@@ -58,7 +58,7 @@ class Frame:
     def define(self, values: dict[Any, Any]) -> None:
         """Bind symbolic sizes and scalar parameters."""
         for variable, value in values.items():
-            self.bind(variable, value)
+            self.bind(variable, self.constant(value, dtype_of(variable)) if isinstance(value, float) else value)
 
     def read(self, variable: Any) -> Any:
         """A variable's value for the lanes that run now."""

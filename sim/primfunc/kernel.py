@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import DType, Integer, to_words
+from ..formats import DType, Integer, from_words, to_words
 from ..tile import Tensor
 from .frame import Unsupported, dtype_of
 from .statements import Statements
 
-__all__ = ["TILELANG", "Kernel", "Tensors", "kernel_of", "written"]
+__all__ = ["TILELANG", "Kernel", "Tensors", "as_array", "kernel_of", "written"]
 
 TILELANG = "0.1.15"
 
@@ -106,19 +106,31 @@ class Tensors:
                 self.by_parameter[parameter] = _tensor(buffer, shape, dtype_of(buffer), given.get(i))
         self.outputs = self.outputs or written(pf)
         self.found = [self.by_parameter[pf.params[i]] for i in self.outputs]
-        self.given = [given.get(i) for i in self.outputs]
+        self.in_place = [(given[i], self.by_parameter[pf.params[i]]) for i in written(pf) if i in given]
 
     def by_data(self) -> dict[Any, Tensor]:
         """The tensors by the data variable of their buffers."""
         return {self.buffers[p].data: tensor for p, tensor in self.by_parameter.items()}
 
-    def write_back(self, outputs: list[Any]) -> None:
+    def write_back(self) -> None:
         """Store what the kernel wrote into the arrays that the caller passed."""
-        for array, output in zip(self.given, outputs, strict=True):
+        for array, tensor in self.in_place:
             if isinstance(array, tuple):
-                array[0][...] = output[0] if isinstance(output, tuple) else to_words(output)[0]
-            elif array is not None:
-                array[...] = output if type(output) is type(array) else type(array)(output)
+                array[0][...] = tensor.words.view(array[0].dtype)
+            else:
+                array[...] = as_array(tensor, array)
+
+
+def as_array(tensor: Tensor, like: Any) -> Any:
+    """The words of a tensor as an array of the kind of `like`."""
+    if not isinstance(tensor.fmt, Integer):
+        return from_words(tensor.words, tensor.fmt, like)
+    values = tensor.words.view(bool if tensor.fmt.name == "bool" else tensor.fmt.value_type)
+    if type(like).__module__.partition(".")[0] != "torch":
+        return values
+    import torch
+
+    return torch.from_numpy(values).to(like.device)
 
 
 def _sizes(pf: Any, given: dict[int, Any]) -> dict[Any, Any]:
@@ -128,10 +140,8 @@ def _sizes(pf: Any, given: dict[int, Any]) -> dict[Any, Any]:
         if parameter in pf.buffer_map:
             if i in given:
                 _bind_sizes(pf.buffer_map[parameter], given[i], sizes)
-        elif not isinstance(dtype_of(parameter), Integer):
-            raise Unsupported(f"a scalar parameter of {parameter.dtype}")
         else:
-            sizes[parameter] = int(given[i])
+            sizes[parameter] = (int if isinstance(dtype_of(parameter), Integer) else float)(given[i])
     return sizes
 
 

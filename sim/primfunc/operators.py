@@ -120,6 +120,8 @@ def _gemm(statements: Statements, call: Any) -> Run:
         return _integer_gemm(a, b, c, transpose_A, transpose_B, clear)
     if not (isinstance(a.fmt, Format) and isinstance(c.fmt, Format)):
         raise Unsupported(f"a gemm of {a.fmt.name} into {c.fmt.name}")
+    operand = TF32 if a.fmt is FP32 else a.fmt
+    statements.gemms.append((operand, c.fmt, statements.where))
 
     def run(frame: Frame) -> None:
         x, y, machine = a.read(frame), b.read(frame), frame.block.machine
@@ -130,7 +132,6 @@ def _gemm(statements: Statements, call: Any) -> Run:
             frame.block.report("uninitialised", c.name, "gemm")
         left = np.swapaxes(x.data, -1, -2) if transpose_A else x.data
         right = y.data if transpose_B else np.swapaxes(y.data, -1, -2)
-        operand = TF32 if x.fmt is FP32 else x.fmt
         data = machine.dot(left, right, z.data, operand, z.fmt)
         poison = gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
         c.write(frame, Value(machine, z.fmt, data, poison), "gemm")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,12 +10,11 @@ import numpy as np
 
 from ..arch import Arch
 from ..arch import arch as find_arch
-from ..formats import Integer, from_words
 from ..machine import Exact
 from ..tile import Block, Index, Tensor, Undetermined, either
 from .contraction import Contraction
 from .frame import Frame, Unsupported
-from .kernel import Kernel, Tensors, kernel_of
+from .kernel import Kernel, Tensors, as_array, kernel_of
 from .lowering import Plans
 from .statements import Need, Program, Statements
 
@@ -92,18 +91,20 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
     plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
     plans.prepare(statements.sums)
+    for missing in _dots(record, statements):
+        raise missing
     launches = _Launches(statements, machine(record, fast), plans, tensors, blocks)
     launches.watch, launches.progress = watch or {}, progress
     launches.run()
     like = arrays[0] if arrays else None
     result = Result(
-        [_as_array(t, like) for t in tensors.found],
+        [as_array(t, like) for t in tensors.found],
         [_unknown(t) for t in tensors.found],
         sorted(set(launches.events)),
         _basis(record, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
     )
-    tensors.write_back(result.outputs)
+    tensors.write_back()
     return result
 
 
@@ -116,15 +117,23 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     own = kernel_of(kernel, (), args, kwargs)
     configs = own.pass_configs if pass_configs is None else pass_configs
     statements = _translated(own, None, {}, bool(configs.get(_FAST, False)), collect=True)
-    needs = statements.needs
-    if all(need.supported for need in needs) and statements.sums:
-        record = find_arch(arch)
+    record, missing = find_arch(arch), list(_dots(find_arch(arch), statements))
+    if all(need.supported for need in statements.needs):
         try:
             target = _TARGET.get(record.name, record.name)
             Plans(own.prim_func, target, configs, statements.reductions).prepare(statements.sums)
         except Unsupported as error:
-            needs.append(Need(error.what, error.where, False))
-    return needs
+            missing.append(error)
+    return statements.needs + [Need(error.what, error.where, False) for error in missing]
+
+
+def _dots(record: Any, statements: Statements) -> Iterator[Unsupported]:
+    """The gemms whose dot product is not modelled on this architecture."""
+    for operand, accumulator, where in statements.gemms:
+        try:
+            record.dot(operand, accumulator)
+        except ValueError as error:
+            yield Unsupported(f"a gemm: {error}", where)
 
 
 def _translated(
@@ -204,15 +213,3 @@ def _unknown(tensor: Tensor) -> np.ndarray | None:
     """The elements that cannot be known: poison, and what the chosen blocks did not write."""
     mask = either(tensor.poison, None if tensor.stored is None else ~tensor.stored)
     return mask if mask is not None and mask.any() else None
-
-
-def _as_array(tensor: Tensor, like: Any) -> Any:
-    """The words as the caller's kind of array."""
-    if not isinstance(tensor.fmt, Integer):
-        return from_words(tensor.words, tensor.fmt, like)
-    values = tensor.words.view(bool if tensor.fmt.name == "bool" else tensor.fmt.value_type)
-    if type(like).__module__.partition(".")[0] != "torch":
-        return values
-    import torch
-
-    return torch.from_numpy(values).to(like.device)

@@ -29,6 +29,7 @@ _IGNORED = {  # calls that do not change what is computed
     "tl.fence_proxy_async",
 }
 _LOCAL = ("local.fragment", "shared.dyn", "shared", "local", "local.var")
+_NEEDS = {"IfThenElse": "if", "While": "while", "SBlock": "T.Kernel's tiles"}  # statements that `needs` lists
 _UNKNOWN = 384  # stands for a size that nobody gave
 _PRIVATE = ("local", "local.var")  # each thread has its own
 
@@ -102,6 +103,7 @@ class Statements:
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
         self.reductions = 0  # reduce operators seen so far, in program order
+        self.gemms: list[tuple[Any, Any, str]] = []  # operand and accumulator formats, and the source line
         self.sums: list[int] = []  # those whose order matters
         self.threads: set[Any] = set()  # variables that are a thread's index
         self.translator = Translator(self.load, self.need)
@@ -175,17 +177,26 @@ class Statements:
     def statement(self, s: Any) -> Run:
         """The function that runs `s`. Raises Unsupported by name and source line."""
         kind = type(s).__name__
-        self.where = _line(s) or self.where
+        self._at(s)
         try:
             method = getattr(self, "_" + kind.lower(), None)
             if method is None:
                 raise Unsupported(f"statement {kind}")
-            self.need(kind)
+            if kind in _NEEDS:
+                self.need(_NEEDS[kind])
             run: Run = method(s)
             return run
         except Unsupported as error:
             self._missing(error)
             return _nothing
+
+    def _at(self, s: Any) -> None:
+        """Remember the source line of a statement; of what TileLang's own macros make, the last line before it."""
+        found = _line(s)
+        if found is None:
+            self.where = self.where if self.where.startswith("after") or not self.where else f"after {self.where}"
+        elif found:
+            self.where = found
 
     def _missing(self, error: Unsupported) -> None:
         """Raise what is not supported, with its source line, or note it and go on."""
@@ -376,6 +387,7 @@ class Statements:
     def _bind(self, s: Any) -> Run:
         if getattr(getattr(s.value, "op", None), "name", "") == "tl.launch_thread_idx":
             self.threads.add(s.var)
+            self.translator.refused[s.var] = f"a thread's own index ({s.var.name})"
             return _nothing
         value, variable = self.translator.expression(s.value), s.var
 
@@ -428,13 +440,15 @@ def _extern(s: Any) -> str:
     return str(call.args[0].value)
 
 
-def _line(s: Any) -> str:
-    """The source line of a statement, "" where it has none (a kernel that was loaded, TileLang's own macros)."""
+def _line(s: Any) -> str | None:
+    """The source line of a statement; "" where it has none (a loaded kernel), None in TileLang's own macros."""
     from tilelang.ir import get_stmt_span
 
     span = get_stmt_span(s)
-    if span is None or "tilelang/language" in span.source_name.name:
+    if span is None:
         return ""
+    if "tilelang/language" in span.source_name.name:
+        return None
     return f"{Path(span.source_name.name).name}:{span.line}"
 
 
