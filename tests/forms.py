@@ -113,6 +113,13 @@ FORMS = {
     "1/255 plus": Form(lambda p, a, b, *_: a / 255.0 + b, "add(?(A, 255), B)", "fma(0.00392156886, A, B)"),
     "eighth plus": Form(lambda p, a, b, *_: a / 8.0 + b, "fma(0.125, A, B)"),
     "log plus": Form(lambda p, a, b, *_: T.log(a) + b, "add(?(A), B)", "fma(0.693147182, lg2(A), B)"),
+    # what TileLang's simplifier cancels
+    "the same subtracted": Form(lambda p, a, b, *_: (a - a) * b, "0"),
+    "an addend subtracted": Form(lambda p, a, b, c, *_: (a + b) - b, "A"),
+    "a product added and subtracted": Form(lambda p, a, b, c, *_: (c + a * b) - c, "mul(A, B)"),
+    "a sum subtracted": Form(lambda p, a, b, c, *_: a - (b + a), "add(0, -B)"),
+    "another order is not the same": Form(lambda p, a, b, *_: a * b - b * a, "add(mul(A, B), -mul(A, B))"),
+    "subtracted and added": Form(lambda p, a, b, *_: (a - b) + b, "add(B, add(A, -B))"),
     # one product with several uses
     "through a fragment": Form(lambda p, a, b, c, *_: p + c, "fma(A, B, C)", product=ab),
     "through a copy": Form(lambda p, a, b, c, *_: p + c, "fma(A, B, C)", product=ab, through_copy=True),

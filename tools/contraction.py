@@ -47,9 +47,13 @@ FUNCTIONS = {  # a one-line kernel for each function that CUDA expands into arit
 
 
 class Terms:
-    """Expressions by number, equal ones once: (operation, operands...). Number 0 is the constant zero."""
+    """Expressions by number, equal ones once: (operation, operands...). Number 0 is the constant zero.
 
-    def __init__(self) -> None:
+    doubling: x + x is a product with 2, as the compiler makes it; else both are elements that look alike.
+    """
+
+    def __init__(self, doubling: bool = True) -> None:
+        self.doubling = doubling
         self.nodes: list[tuple[Any, ...]] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.constant(0.0)
@@ -110,7 +114,7 @@ class Terms:
         """An arithmetic term and what its operands are, in one order; a doubling is a product with 2."""
         name, *operands = self.nodes[x]
         kinds = [self.kind(o) for o in operands]
-        if name == "add" and operands[0] == operands[1]:
+        if self.doubling and name == "add" and operands[0] == operands[1]:
             return "mul", tuple(sorted(("2", kinds[0])))
         return (name, tuple(sorted(kinds[:2])), *kinds[2:])
 
@@ -138,7 +142,7 @@ class Symbolic(Exact):
 
     def __init__(self, arch: Any, fast_math: bool, names: dict[int, str] | None = None):
         super().__init__(arch, fast_math)
-        self.terms, self.names = Terms(), names or {}
+        self.terms, self.names = Terms(doubling=False), names or {}
         self.roots: set[int] = set()
         self.stored: dict[str, list[int]] = {}
         self.functions: set[str] = set()
