@@ -7,7 +7,8 @@ is poisoned, and poison that reaches global memory makes the result undetermined
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = [
     "Value",
     "either",
     "lift",
+    "rectangle",
     "rows",
 ]
 
@@ -250,21 +252,26 @@ class Region:
     starts: tuple[Any, ...]
     extents: tuple[int | None, ...]
 
-    def where(self, lanes: Lanes) -> tuple[tuple[np.ndarray, ...], np.ndarray | None]:
-        """Index arrays [lanes or 1, *extents], clipped, and the mask of those in bounds (None: all are)."""
-        sizes = [e for e in self.extents if e is not None]
-        inside: np.ndarray | None = None
-        indices, axis = [], 0
-        for start, extent, size in zip(self.starts, self.extents, self.tensor.words.shape, strict=True):
-            at = lift(rows(np.asarray(start).reshape(-1), lanes.places()), len(sizes))
-            if extent is not None:
-                axis += 1
-                at = at + np.arange(extent).reshape((extent,) + (1,) * (len(sizes) - axis))
-            valid = (at >= 0) & (at < size)
-            if not valid.all():
-                inside, at = valid if inside is None else inside & valid, np.clip(at, 0, size - 1)
-            indices.append(at)
-        return tuple(indices), inside
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(e for e in self.extents if e is not None)
+
+    def key(self, lanes: Lanes) -> tuple[Index, ...]:
+        """The indices of its elements, for the lanes that run."""
+        starts = [Index(rows(np.asarray(start).reshape(-1), lanes.places())) for start in self.starts]
+        return rectangle(starts, self.extents)
+
+
+def rectangle(starts: Sequence[Index], extents: Sequence[int | None]) -> tuple[Index, ...]:
+    """Indices that walk a rectangle: per axis its start [lanes or 1] and its extent, None where it is not walked."""
+    rank, axis, key = sum(e is not None for e in extents), 0, []
+    for start, extent in zip(starts, extents, strict=True):
+        at = lift(start.at, rank)
+        if extent is not None:
+            axis += 1
+            at = at + np.arange(extent).reshape((1,) * axis + (extent,) + (1,) * (rank - axis))
+        key.append(Index(at, poison=start.poison))
+    return tuple(key)
 
 
 class Tensor:
@@ -275,6 +282,7 @@ class Tensor:
         self.poison: np.ndarray | None = None
         self.additions: np.ndarray | None = None  # atomic additions to each element so far
         self.stored: np.ndarray | None = None  # which elements were stored to, where somebody asks
+        self.writer: np.ndarray | None = None  # the thread block of this launch that stored each, its number + 1
 
     @classmethod
     def unwritten(cls, name: str, shape: tuple[int, ...], fmt: DType) -> Tensor:
@@ -283,44 +291,71 @@ class Tensor:
         tensor.poison = np.ones(shape, bool)
         return tensor
 
-    def gather(
-        self, indices: tuple[np.ndarray, ...], inside: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """Words and poison at clipped index arrays; 0 where not `inside`."""
+    def load(self, key: tuple[Any, ...], block: Block) -> Any:
+        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
+        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
         words = self.words[indices]
         if inside is not None:
             words = np.where(inside, words, words.dtype.type(0))
-        return words, None if self.poison is None else self.poison[indices]
-
-    def load(self, key: tuple[Any, ...], block: Block) -> Any:
-        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
-        words, poison = self.gather(*place(key, self.words.shape, len(block.parallel_extents)))
+        poison = either(None if self.poison is None else self.poison[indices], unknown(key))
+        if self.writer is not None:
+            poison = either(poison, self._foreign(indices, inside, block))
         if isinstance(self.fmt, Integer):
             return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
         return Value(block.machine, self.fmt, block.machine.from_words(words, self.fmt), poison)
 
+    def _foreign(self, indices: tuple[np.ndarray, ...], inside: np.ndarray | None, block: Block) -> np.ndarray | None:
+        """Which elements another thread block of this launch has stored: it may do so before or after they are read."""
+        assert self.writer is not None
+        writer = self.writer[indices]
+        foreign = (writer != 0) & (writer != lift(block.running() + 1, writer.ndim - 1))
+        foreign = foreign if inside is None else foreign & inside
+        if not foreign.any():
+            return None
+        block.report("race", self.name, "load")
+        return np.asarray(foreign)
+
     def store(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None, operator: str) -> None:
-        """Store elements where `guard` holds; out of bounds is dropped, as TileLang guards global stores."""
+        """Store elements where `guard` holds; out of bounds is dropped, as TileLang guards global stores.
+
+        What two lanes or two thread blocks store to one place is poison where their words differ.
+        """
         value = block.as_value(value, self.fmt)
         block.machine.wrote(operator, self.name, block.iteration, value.data, self.fmt)
         indices, inside = place(key, self.words.shape, len(block.parallel_extents))
         keep = guard if inside is None else (inside if guard is None else inside & guard)
-        targets, kept = _targets(indices, keep, block.lanes.count)
+        (lane, *targets), kept = _targets(indices, keep, block.lanes.count)
+        at = tuple(targets)
         words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
         new = np.broadcast_to(words, kept.shape)[kept]
+        clash = self._clashes(at, new, block.running()[lane] + 1)
         if self.stored is not None:
-            self.stored[targets[1:]] = True
-        self.words[targets[1:]] = new
-        clash = self.words[targets[1:]] != new
-        if value.poison is not None or clash.any():
+            self.stored[at] = True
+        self.words[at] = new
+        clash |= self.words[at] != new
+        poison = either(value.poison, unknown(key))
+        if poison is not None or clash.any():
             self.poison = np.zeros(self.words.shape, bool) if self.poison is None else self.poison
         if self.poison is not None:
-            self.poison[targets[1:]] = np.broadcast_to(False if value.poison is None else value.poison, kept.shape)[
-                kept
-            ]
-        if clash.any() and self.poison is not None:
-            self.poison[tuple(t[clash] for t in targets[1:])] = True
+            self.poison[at] = np.broadcast_to(False if poison is None else poison, kept.shape)[kept]
+            self.poison[tuple(t[clash] for t in at)] = True
+        if unknown(key) is not None:
+            self._lose(block, operator)
+        if clash.any():
             block.report("race", self.name, operator)
+
+    def _clashes(self, at: tuple[np.ndarray, ...], new: np.ndarray, mine: np.ndarray) -> np.ndarray:
+        """Where another thread block of this launch has stored another word."""
+        if self.writer is None:
+            self.writer = np.zeros(self.words.shape, np.int32)
+        old = self.writer[at]
+        self.writer[at] = mine
+        return np.asarray((old != 0) & (old != mine) & (self.words[at] != new))
+
+    def _lose(self, block: Block, operator: str) -> None:
+        """A store whose place cannot be known may have been anywhere."""
+        self.poison = np.ones(self.words.shape, bool)
+        block.report("uninitialised", f"an index of {self.name}", operator)
 
     def view(self, shape: tuple[int, ...], fmt: DType) -> Tensor:
         """The same memory as a tensor of another shape or dtype: stores through it are seen here."""
@@ -342,6 +377,8 @@ class Tensor:
         flat = np.ravel_multi_index(targets[1:], self.words.shape)
         words, order = self.words.reshape(-1), np.argsort(flat, kind="stable")
         flat, new = flat[order], new[order]
+        if unknown(key) is not None:
+            self._lose(block, "atomic_add")
         if self.additions is None:
             self.additions = np.where(words.view(self.fmt.word) << 1 == 0, 0, 1)  # a value that is not 0 counts as one
         rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
@@ -494,6 +531,7 @@ class Tile:
             self.block.report("out_of_bounds", self.name, "load")
         data = value.data[(lane_axis(value.data.shape[0], indices), *indices)]
         poison = None if value.poison is None else value.poison[(lane_axis(value.poison.shape[0], indices), *indices)]
+        poison = either(poison, unknown(key))
         found = self._typed(data, poison if inside is None else either(poison, ~inside))
         if value.factors is not None:
             found.factors = tuple(x[(lane_axis(x.shape[0], indices), *indices)] for x in value.factors)
@@ -536,6 +574,9 @@ class Tile:
             new,
             np.broadcast_to(False if value.poison is None else value.poison, kept.shape)[kept],
         )
+        if unknown(key) is not None:
+            poison[...] = True
+            block.report("uninitialised", f"an index of {self.name}", operator)
         if not (data[target] == new).all():
             clash = data[target] != new
             poison[tuple(t[clash] for t in target)] = True
@@ -680,6 +721,14 @@ def place(key: tuple[Any, ...], shape: tuple[int, ...], rank: int) -> tuple[tupl
     return tuple(indices), inside
 
 
+def unknown(key: tuple[Any, ...]) -> np.ndarray | None:
+    """Where an index depends on memory that nobody wrote."""
+    found: np.ndarray | None = None
+    for part in key:
+        found = either(found, part.poison if isinstance(part, Index) else None)
+    return found if found is not None and found.any() else None
+
+
 def lane_axis(lanes: int, indices: tuple[np.ndarray, ...]) -> np.ndarray:
     """The index of the leading axis that goes with index arrays."""
     rank = indices[0].ndim if indices else 1
@@ -747,6 +796,19 @@ class Block:
             for axis, e in enumerate(extents)
         )
 
+    @contextmanager
+    def walking(self, shape: tuple[int, ...]) -> Iterator[None]:
+        """Index as a loop over `shape` does."""
+        self.parallel_extents = shape
+        try:
+            yield
+        finally:
+            self.parallel_extents = ()
+
+    def running(self) -> np.ndarray:
+        """The numbers in the grid of the lanes that run."""
+        return self.numbers[self.lanes.places()]
+
     def Pipelined(self, extent: Any, num_stages: int = 0) -> Iterator[int]:
         """A serial loop; `extent` is an int or one per block. Stages do not change the meaning."""
         outer = self.lanes
@@ -776,26 +838,13 @@ class Block:
             self._store(value, target)
 
     def _load(self, region: Region) -> Value:
-        indices, inside = region.where(self.lanes)
-        tensor = region.tensor
-        words, poison = tensor.gather(indices, inside)
-        return Value(self.machine, tensor.fmt, self.machine.from_words(words, tensor.fmt), poison)
+        with self.walking(region.shape):
+            found: Value = region.tensor.load(region.key(self.lanes), self)
+        return found
 
     def _store(self, value: Value, region: Region) -> None:
-        tensor, machine = region.tensor, self.machine
-        data = value.data if value.fmt is tensor.fmt else machine.convert(value.data, value.fmt, tensor.fmt)
-        machine.wrote("copy", tensor.name, self.iteration, data, tensor.fmt)
-        words = machine.to_words(data, tensor.fmt)
-        indices, inside = region.where(self.lanes)
-        shape = np.broadcast_shapes(words.shape, *(i.shape for i in indices))
-        keep = np.broadcast_to(True if inside is None else inside, shape)
-        targets = tuple(np.broadcast_to(i, shape)[keep] for i in indices)
-        tensor.words[targets] = np.broadcast_to(words, shape)[keep]
-        if value.poison is not None:
-            tensor.poison = np.zeros(tensor.words.shape, bool) if tensor.poison is None else tensor.poison
-        if tensor.poison is not None:
-            poison = False if value.poison is None else value.poison
-            tensor.poison[targets] = np.broadcast_to(poison, shape)[keep]
+        with self.walking(region.shape):
+            region.tensor.store(region.key(self.lanes), value, self, None, "copy")
 
     def gemm(self, a: Tile, b: Tile, c: Tile, transpose_A: bool = False, transpose_B: bool = False) -> None:
         """c += a @ b on the tensor core: the accumulator that c holds is the c of the first step."""

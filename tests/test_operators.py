@@ -284,3 +284,64 @@ def test_a_gemm_that_an_architecture_does_not_have_is_refused_before_running() -
     pf = KERNELS["gemm_e4m3"].prim_func()
     with pytest.raises(sim.Unsupported, match="sm_80 has no modelled dot product of float8_e4m3fn"):
         sim.simulate(pf, *KERNELS["gemm_e4m3"].inputs(), arch="sm_80")
+
+
+def unwritten_branch() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_local((1,), "int32")
+            T.copy(X, Y)
+            if n[0] > 3:
+                Y[0] = 1.0
+
+    return main
+
+
+def test_nothing_is_known_after_a_branch_on_memory_that_nobody_wrote() -> None:
+    result = sim.simulate(unwritten_branch().with_attr("tilelang_out_idx", [1]), small(64))
+    assert result.undetermined[0] is not None and result.undetermined[0].all()
+    assert [(kind, what) for kind, what, _ in result.events] == [("uninitialised", "a condition")]
+
+
+def unwritten_index(load: bool) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_shared((64,), "int32")
+            for i in T.Parallel(32):
+                n[i] = 63 - i
+            for i in T.Parallel(64):
+                if load:
+                    Y[i] = X[n[i]]
+                else:
+                    Y[n[i]] = X[i]
+
+    return main
+
+
+def test_what_is_read_at_an_unknown_index_is_unknown_and_a_store_there_may_be_anywhere() -> None:
+    x = small(64)
+    for load, known in ((True, 32), (False, 0)):
+        result = sim.simulate(unwritten_index(load).with_attr("tilelang_out_idx", [1]), x)
+        mask = result.undetermined[0]
+        assert mask is not None and (~mask[:known]).all() and mask[known:].all()
+        np.testing.assert_array_equal(result.outputs[0][:known], x[:-33:-1][:known])
+
+
+def exchanged(step: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((200, 4), "float32"), Y: T.Tensor((200, 4), "float32")):
+        with T.Kernel(200, threads=32) as bx:
+            for j in T.Parallel(4):
+                Y[bx * step // 2, j] = X[bx, j]
+
+    return main
+
+
+def test_blocks_that_store_different_words_to_one_place_race_however_far_apart() -> None:
+    x = np.arange(800, dtype=np.float32).reshape(200, 4)
+    result = sim.simulate(exchanged(1), x, np.zeros((200, 4), np.float32))
+    assert result.events == [("race", "Y", "parallel")] and result.undetermined[0][:100].all()
+    assert (sim.run(exchanged(1), np.ones_like(x), np.zeros_like(x))[:100] == 1).all()
+    assert not sim.simulate(exchanged(2), x, np.zeros((200, 4), np.float32)).events

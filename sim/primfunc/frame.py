@@ -11,7 +11,7 @@ import numpy as np
 from ..formats import FP32, DType, Format, Integer, dtype_named
 from ..tile import Block, Index, Lanes, Value, either, lift, rows
 
-__all__ = ["Frame", "Unsupported", "dtype_of"]
+__all__ = ["Frame", "Lost", "Unsupported", "dtype_of"]
 
 
 class Unsupported(NotImplementedError):
@@ -23,6 +23,14 @@ class Unsupported(NotImplementedError):
 
     def __str__(self) -> str:
         return f"{self.what} is not supported" + (f" ({self.where})" if self.where else "")
+
+
+class Lost(Exception):
+    """What runs depends on memory that nobody wrote; where: the source line."""
+
+    def __init__(self, where: str):
+        super().__init__(where)
+        self.where = where
 
 
 def dtype_of(node: Any) -> DType:
@@ -85,6 +93,15 @@ class Frame:
             yield
         finally:
             self.guarded = outer
+
+    def known(self, x: Any, where: str) -> Any:
+        """A condition or a count that decides what runs. Raises Lost where it cannot be known."""
+        if isinstance(x, Index) and x.poison is not None:
+            guard = self.guarded
+            poison = x.poison if guard is None else Index(x.poison).apply(np.logical_and, guard).at
+            if poison.any():
+                raise Lost(where)
+        return x
 
     @contextmanager
     def running(self, lanes: Lanes) -> Iterator[None]:

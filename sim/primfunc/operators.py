@@ -13,7 +13,7 @@ from .atomics import ATOMICS
 from .expressions import as_index, condition
 from .frame import Frame, Unsupported
 from .reductions import REDUCTIONS
-from .region import Region, walking
+from .region import Region
 
 if TYPE_CHECKING:
     from .statements import Statements
@@ -79,7 +79,7 @@ def _im2col(statements: Statements, call: Any) -> Run:
     high, wide = ((n + 2 * pad - dilation * (kernel - 1) - 1) // stride + 1 for n in (H, W))
 
     def run(frame: Frame) -> None:
-        with walking(frame, target.shape):
+        with frame.block.walking(target.shape):
             i, j = frame.block.Parallel(rows, columns)
             m, k = (as_index(step(frame)) * size + x for step, size, x in zip(steps, target.shape, (i, j), strict=True))
             row = _spread(m, wide, high, stride), _spread(m, 1, wide, stride)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..formats import DType, Format
-from ..tile import Index, Tensor, Tile, Value, lift
+from ..tile import Tensor, Tile, Value, rectangle
+from .expressions import as_index
 from .frame import Frame, Unsupported
 
 if TYPE_CHECKING:
     from .statements import Statements
 
-__all__ = ["Access", "Region", "walking"]
+__all__ = ["Access", "Region"]
 
 
 class Access:
@@ -69,17 +67,10 @@ class Region:
             known = next(theirs, None) if extent != 1 else 1
             self.extents[axis] = known if extent is None else extent
 
-    def _key(self, frame: Frame, shape: tuple[int, ...]) -> tuple[Any, ...]:
-        """Index arrays over `shape`, the extents that are not 1 in order."""
-        rank, axis, key = len(shape), 0, []
-        for start, extent in zip(self.starts, self.sizes(), strict=True):
-            first = start(frame)
-            first = lift(first.at, rank) if isinstance(first, Index) else np.asarray(first).reshape((1,) * (rank + 1))
-            if extent != 1:
-                axis += 1
-                first = first + np.arange(extent).reshape((1,) * axis + (extent,) + (1,) * (rank - axis))
-            key.append(Index(first))
-        return tuple(key)
+    def _key(self, frame: Frame) -> tuple[Any, ...]:
+        """The indices of its elements; extents of 1 are not walked."""
+        starts = [as_index(start(frame)) for start in self.starts]
+        return rectangle(starts, [None if extent == 1 else extent for extent in self.sizes()])
 
     def whole(self, frame: Frame) -> Tile | None:
         """The tile, when the region is all of one."""
@@ -93,8 +84,8 @@ class Region:
         tile = self.whole(frame)
         if tile is not None:
             return tile.value().reshaped(self.shape)
-        with walking(frame, self.shape):
-            target, key = self.access.get(frame), self._key(frame, self.shape)
+        with frame.block.walking(self.shape):
+            target, key = self.access.get(frame), self._key(frame)
             found = target.load(key, frame.block) if isinstance(target, Tensor) else target.load(key)
         return found if isinstance(found, Value) else frame.block.as_value(found, self.fmt)
 
@@ -106,13 +97,13 @@ class Region:
             value = frame.block.as_value(value, tile.fmt) if isinstance(tile.fmt, Format) else value
             tile.assign(operator, value, keep_product)
             return
-        with walking(frame, self.shape):
-            self.access.store(frame, self._key(frame, self.shape), value, operator)
+        with frame.block.walking(self.shape):
+            self.access.store(frame, self._key(frame), value, operator)
 
     def add(self, frame: Frame, value: Any) -> None:
         """Atomic additions of [lanes or 1, *shape] to global memory."""
-        with walking(frame, self.shape):
-            self.access.add(frame, self._key(frame, self.shape), value)
+        with frame.block.walking(self.shape):
+            self.access.add(frame, self._key(frame), value)
 
 
 def _extent(statements: Statements, e: Any) -> int | None:
@@ -120,13 +111,3 @@ def _extent(statements: Statements, e: Any) -> int | None:
         return statements.size(e)
     except Unsupported:
         return None
-
-
-@contextmanager
-def walking(frame: Frame, shape: tuple[int, ...]) -> Iterator[None]:
-    """Index as a loop over `shape` does."""
-    frame.block.parallel_extents = shape
-    try:
-        yield
-    finally:
-        frame.block.parallel_extents = ()

@@ -13,7 +13,7 @@ from ..arch import arch as find_arch
 from ..machine import Exact
 from ..tile import Block, Index, Tensor, Undetermined, either
 from .contraction import Contraction
-from .frame import Frame, Unsupported
+from .frame import Frame, Lost, Unsupported
 from .kernel import Kernel, Tensors, as_array, kernel_of
 from .lowering import Plans
 from .statements import Need, Program, Statements
@@ -184,6 +184,8 @@ class _Launches:
     def run(self) -> None:
         total, done = sum(len(numbers) for _, (_, numbers) in self.work), 0
         for launch, (program, (grid, numbers)) in enumerate(self.work):
+            for tensor in self.shared:
+                tensor.writer = None
             if launch and self.partial:
                 self._forget()
             for first in range(0, len(numbers), _STEP):
@@ -205,7 +207,12 @@ class _Launches:
         frame.define(self.tensors.sizes)
         for (variable, _, _), at in zip(program.grid, grid, strict=True):
             frame.bind(variable, int(at[0]) if (at == at[0]).all() else Index(at.copy()))
-        program.run(frame)
+        try:
+            program.run(frame)
+        except Lost as lost:
+            frame.block.report("uninitialised", "a condition", lost.where)
+            for tensor in self.shared:
+                tensor.poison = np.ones(tensor.words.shape, bool)
         self.events += frame.block.reports
 
 

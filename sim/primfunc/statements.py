@@ -259,10 +259,11 @@ class Statements:
         if kind == 1:
             return self._parallel(s)
         start, extent = self.translator.expression(s.min), self.translator.expression(s.extent)
+        where = self.where
         body, variable = self.statement(s.body), s.loop_var
 
         def run(frame: Frame) -> None:
-            first, count = start(frame), extent(frame)
+            first, count = start(frame), frame.known(extent(frame), where)
             if isinstance(count, Index) and count.at.ndim > 1:
                 for k in range(int(count.at.max(initial=0))):
                     with frame.guard(count > k):
@@ -324,11 +325,12 @@ class Statements:
     def _ifthenelse(self, s: Any) -> Run:
         if self._by_one_thread(s):
             return self.statement(s.then_case)
-        test, then = self.translator.expression(s.condition), self.statement(s.then_case)
+        where, test = self.where, self.translator.expression(s.condition)
+        then = self.statement(s.then_case)
         other = self.statement(s.else_case) if s.else_case is not None else None
 
         def run(frame: Frame) -> None:
-            taken = condition(test(frame))
+            taken = frame.known(condition(test(frame)), where)
             if isinstance(taken, bool):
                 (then if taken else other or _nothing)(frame)
             elif taken.at.ndim > 1:
@@ -353,16 +355,16 @@ class Statements:
         return one and all(name.startswith("debug_print") for name in calls)
 
     def _while(self, s: Any) -> Run:
-        test, body = self.translator.expression(s.condition), self.statement(s.body)
-
+        where, test = self.where, self.translator.expression(s.condition)
+        body = self.statement(s.body)
         if self.inside:
-            return lambda frame: _while_elements(frame, test, body)
+            return lambda frame: _while_elements(frame, test, body, where)
 
         def run(frame: Frame) -> None:
             running = frame.lanes
             while running.count:
                 with frame.running(running):
-                    goes = condition(test(frame))
+                    goes = frame.known(condition(test(frame)), where)
                     if goes is False:
                         return
                     chosen = np.broadcast_to(goes.at if isinstance(goes, Index) else np.ones(1, bool), (running.count,))
@@ -466,14 +468,14 @@ def _private(body: Any) -> list[Any]:
     return list(stored) if scopes - set(_PRIVATE) else []
 
 
-def _while_elements(frame: Frame, test: Evaluate, body: Run) -> None:
+def _while_elements(frame: Frame, test: Evaluate, body: Run, where: str) -> None:
     """A while loop inside a T.Parallel loop: each element goes on as long as its condition holds."""
     running: Index | None = None
     while running is None or running.at.any():
         with contextlib.ExitStack() as stack:
             if running is not None:
                 stack.enter_context(frame.guard(running))
-            goes = as_index(condition(test(frame)))
+            goes = frame.known(as_index(condition(test(frame))), where)
             running = goes if running is None else running.apply(np.logical_and, goes)
         if running.at.any():
             with frame.guard(running):
