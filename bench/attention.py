@@ -80,7 +80,33 @@ def bench_attention(sizes: tuple[int, ...], rounds: int) -> None:
             print(f"  {seq:>5} {mask:<7} {exact:>9.3f} {plain:>16.4f} {exact / plain:>7.0f}x", flush=True)
 
 
+def bench_walk(sizes: tuple[int, ...], rounds: int) -> None:
+    """The TileLang kernel walked by sim.run, beside the hand-written loop that gives the same words."""
+    try:
+        import tilelang  # noqa: F401
+    except ImportError:
+        print("the walk of the TileLang kernel: not measured, TileLang is not installed")
+        return
+    from gpu.flash import flash_attention_kernel, pass_configs
+    from sim import run
+
+    print("the TileLang kernel walked, the same attention")
+    print(f"  {'seq':>5} {'mask':<7} {'walked s':>9} {'hand loop s':>16} {'ratio':>8}")
+    rng = np.random.default_rng(0)
+    for seq in sizes:
+        q, k, v = (rng.standard_normal((1, seq, 1, 128)).astype(np.float16) for _ in range(3))
+        for causal in (False, True):
+            schedule = Schedule(block_M=128, block_N=64, causal=causal)
+            kernel = flash_attention_kernel(schedule, 1, 1, 1, seq, seq, 128, "float16")
+            kernel = kernel.with_attr("tilelang_out_idx", [3])
+            walk = partial(run, kernel, q, k, v, pass_configs=pass_configs(schedule))
+            walked, loop = in_turn(walk, partial(flash_attention, q, k, v, schedule), rounds=rounds)
+            mask = "causal" if causal else "full"
+            print(f"  {seq:>5} {mask:<7} {walked:>9.3f} {loop:>16.3f} {walked / loop:>7.2f}x", flush=True)
+
+
 def main(quick: bool) -> None:
     """All of this page; `quick` for a look, not for quoting."""
     bench_products(rounds=3 if quick else 7)
     bench_attention((256,) if quick else (256, 1024, 2048), rounds=1 if quick else 3)
+    bench_walk((256,) if quick else (256, 1024), rounds=1 if quick else 5)
