@@ -15,9 +15,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 
 import contraction
 import forms
+from capture_contraction import label
 
+from crosscheck.diff import assert_same_words
+from sim.captures import load_capture
+from sim.formats import format_named
 from sim.primfunc import simulate
 
+CAPTURE = load_capture(Path(__file__).parent / "captures" / "h200" / "contraction.npz")
 NEEDS_COMPILER = pytest.mark.skipif(
     contraction.missing() is not None, reason=f"no compiled code: {contraction.missing()}"
 )
@@ -35,8 +40,6 @@ def simulated(form: forms.Form, fast_math: bool) -> set[str]:
     pf = form.make()
     count = forms.THREADS * form.each
     word = np.uint32 if form.dtype == "float32" else np.uint16
-    from sim.formats import format_named
-
     given = [(np.full(count, n, word), format_named(form.dtype)) for n in NAMES]
     simulate(pf.with_attr("tilelang_out_idx", [6]), *given, pass_configs={contraction.FAST: fast_math}, machine=machine)
     (found,) = machines
@@ -70,6 +73,21 @@ def test_compiled_loops_have_these_shapes(name: str) -> None:
     pf = forms.WALKS[name].make().with_attr("tilelang_out_idx", [6])
     said = contraction.held(pf, {})
     assert said.startswith("held"), said
+
+
+@pytest.mark.parametrize("cell", CAPTURE.manifest["cells"], ids=lambda c: f"{c['name']}-{c['fast_math']}")
+def test_the_simulator_gives_the_words_of_the_gpu(cell: dict[str, Any]) -> None:
+    form = (forms.FORMS | forms.WALKS)[cell["name"]]
+    pf = form.make().with_attr("tilelang_out_idx", [6])
+    made = simulate(pf, *forms.inputs(form), pass_configs={contraction.FAST: cell["fast_math"]}).outputs[0]
+    there = CAPTURE.arrays[label(cell["name"], "fast" if cell["fast_math"] else "precise")]
+    assert_same_words(made, there, name=cell["name"])
+
+
+def test_the_capture_has_every_form_fast_and_precise() -> None:
+    assert {(c["name"], c["fast_math"]) for c in CAPTURE.manifest["cells"]} == {
+        (name, fast) for name in forms.FORMS | forms.WALKS for fast in (True, False)
+    }
 
 
 @cache
