@@ -163,8 +163,9 @@ def checked(tool, tmp_path, monkeypatch):
         kernel = types.SimpleNamespace(prim_func=doubled(T), out_idx=out_idx, torch_function=run)
         kernel.adapter = types.SimpleNamespace()
         checker.compiled(kernel.prim_func, {"out_idx": out_idx}, lambda: kernel)
-        for _ in range(2):
+        for _ in range(2 if tensors else 0):
             kernel.torch_function(*tensors)
+        checker.finish()
         (line,) = tool.read(tmp_path / "check.jsonl")
         return line
 
@@ -208,12 +209,21 @@ def test_without_time_a_few_blocks_are_compared(checked):
     assert "undetermined" not in line
 
 
-def test_a_call_that_fails_says_so(checked):
+def test_a_call_that_fails_says_so(checked, tool, tmp_path):
     def run(x):
         raise RuntimeError("no such device")
 
     with pytest.raises(RuntimeError):
         checked(run, [1], normal())
+    (line,) = tool.read(tmp_path / "check.jsonl")
+    assert (line["simulated"], line["ran"]) == (True, False)
+    assert line["why_not_run"].startswith("the call fails: RuntimeError: no such device")
+
+
+def test_a_kernel_that_is_not_called_gets_normal_numbers(checked, tool, monkeypatch):
+    monkeypatch.setattr(tool, "made_up_inputs", lambda kernel: [normal()])
+    line = checked(lambda x: x * 2, [1])
+    assert (line["inputs"], line["compared"], line["wrong"]) == ("made up", 64 * 32, 0)
 
 
 def test_what_is_too_large_is_not_copied_and_said(checked, tool, monkeypatch):
@@ -265,6 +275,12 @@ def test_without_a_gpu_it_tells_what_can_be_simulated(tmp_path):
     ]
     assert "| family | 3 | 3 | 0 | 0 |" in printed
     assert "* 3 not run: no GPU" in printed
-    assert printed.endswith(check_tool("--table", tmp_path / "out" / "check.jsonl"))
+    assert printed.endswith(check_tool("--table", tmp_path / "out"))
     (file,) = lines(tmp_path / "out" / "files.jsonl")
     assert file["built"] and file["reasons"] == ["ValueError: only after three kernels"]
+
+
+def test_the_readme_shows_the_table_of_the_stored_run():
+    printed = check_tool("--table", ROOT / "docs" / "upstream")
+    assert printed.startswith("| examples | PrimFuncs |")
+    assert printed in (ROOT / "README.md").read_text()

@@ -1,7 +1,7 @@
 """Run a folder of TileLang programs on a GPU, simulate the kernels that they call, and compare every word.
 
     python tools/corpus_check.py EXAMPLES_DIR OUT_DIR [--files GLOB ...] [--jobs N] [--seconds S] [--no-gpu] ...
-    python tools/corpus_check.py --table OUT_DIR/check.jsonl
+    python tools/corpus_check.py --table OUT_DIR
 
 Each .py file runs in a child process as tools/corpus.py runs it, but with the real GPU. At the first call of each
 distinct PrimFunc the inputs are copied, the kernel runs, and some of its thread blocks, or all, are simulated on the
@@ -42,6 +42,12 @@ import corpus  # noqa: E402  the tool beside this one
 MOST_BYTES = 3 << 29  # of a kernel's tensors: larger ones are not copied
 FIRST = 2  # thread blocks that are simulated first
 GRACE = 20  # seconds by which a simulation may outlast its budget of three times --seconds
+OTHER_HARDWARE = {  # what TileLang and the programs say on a GPU that lacks something
+    r"requires Blackwell|tcgen05_gemm\(\) missing": "needs sm_100",
+    "SM120 or newer": "needs sm_120",
+    r"k_pack|\bhip\b|tl\.tvm_mfma\"": "needs an AMD GPU",
+}
+ENDED = "its program was ended"  # by a time limit, say
 ARCHS = {(9, 0): "sm_90", (10, 0): "sm_100", (12, 0): "sm_120"}
 
 
@@ -182,7 +188,7 @@ def compare(simulate: Callable[..., Any], grids: list[int | None], live: dict[st
 
 def reason(error: BaseException) -> str:
     """Why something failed, one line; where in the simulator, if it is no refusal by name."""
-    text = (str(error).strip().splitlines() or [""])[-1][:200]
+    text = next((t.strip() for t in str(error).splitlines() if t.strip()), "")[:200]
     if isinstance(error, NotImplementedError):
         return text
     where = traceback.extract_tb(error.__traceback__)[-1]
@@ -214,7 +220,7 @@ class Checker(corpus.Recorder):
     seconds: float = 10
     origins: dict[str, dict[str, Any]] = field(default_factory=dict)  # the start of the PrimFunc's line, by number
     waiting: dict[str, Any] = field(default_factory=dict)  # PrimFuncs that were not called yet
-    kernels: dict[str, Any] = field(default_factory=dict)  # compiled kernels that were not called yet
+    kernels: dict[str, Any] = field(default_factory=dict)  # those of them that were compiled, and how they are called
 
     def keep(self, prim_func: Any, options: dict[str, Any]) -> str:
         """The PrimFunc's number, which its script and its pass configuration give; the first time its line begins."""
@@ -242,7 +248,7 @@ class Checker(corpus.Recorder):
             raise
         if not getattr(kernel, "checked", False):
             kernel.checked, run = True, kernel.torch_function
-            self.kernels[sha] = kernel
+            self.kernels[sha] = kernel, run
             kernel.torch_function = kernel.adapter.func = lambda *args: self.call(sha, kernel, run, args)
         return kernel
 
@@ -279,7 +285,7 @@ class Checker(corpus.Recorder):
         if sha not in self.waiting or not self.claim(sha):
             self.waiting.pop(sha, None)
             return run(*args)
-        self.write(sha, {"simulated": False, "why": "ended by a time limit", "ran": False, "why_not_run": "ended"})
+        self.write(sha, {"simulated": False, "why": ENDED, "ran": False, "why_not_run": ENDED})
         size = sum(t.numel() * t.element_size() for t in args if isinstance(t, torch.Tensor))
         given = copies(args) if size <= MOST_BYTES else None
         try:
@@ -292,33 +298,36 @@ class Checker(corpus.Recorder):
         if given is None:
             line = {"simulated": False, "why": f"tensors of {size >> 20} MiB are more than is copied"}
         else:
-            line = self.check(sha, kernel, given, named(kernel, args, returned))
+            line = self.check(sha, kernel, given, args, returned)
         self.write(sha, line | {"ran": True} | ({"inputs": "made up"} if made_up else {}))
         return returned
 
-    def check(self, sha: str, kernel: Any, given: list[Any], live: dict[str, Any]) -> dict[str, Any]:
-        """Simulate on copies of the inputs and compare with what the GPU gave."""
+    def check(self, sha: str, kernel: Any, given: list[Any], args: tuple[Any, ...], returned: Any) -> dict[str, Any]:
+        """Simulate on copies of the inputs and compare with what the GPU left in `args` and returned."""
         from sim.primfunc import simulate
 
         prim_func, configs = kernel.prim_func, self.configs(sha, kernel)
         inputs = [i for i in range(len(prim_func.params)) if i not in kernel.out_idx]
         if kernel.out_idx:
             prim_func = prim_func.with_attr("tilelang_out_idx", sorted(kernel.out_idx))
-        grids = launches(prim_func, corpus.bound_dims(prim_func, inputs, tuple(given)))
 
         def simulated(blocks: list[int] | None) -> Any:
             return simulate(prim_func, *copies(given), arch=self.arch(), pass_configs=configs, blocks=blocks)
 
-        seconds = self.seconds * min(len(grids), 3)  # of several launches only whole grids determine the last one
-        return {"launches": len(grids)} | compare(simulated, grids, live, seconds)
+        try:
+            grids = launches(prim_func, corpus.bound_dims(prim_func, inputs, tuple(given)))
+            seconds = self.seconds * min(len(grids), 3)  # of several launches only whole grids determine the last one
+            return {"launches": len(grids)} | compare(simulated, grids, named(kernel, args, returned), seconds)
+        except Exception as error:
+            return {"simulated": False, "why": reason(error)}
 
     def finish(self) -> None:
         """Call what was compiled and never called, where any numbers will do; tell of the rest what can be told."""
-        for sha, kernel in list(self.kernels.items()):
+        for sha, (kernel, run) in list(self.kernels.items()):
             inputs = made_up_inputs(kernel)
             if sha in self.waiting and inputs is not None:
                 with contextlib.suppress(Exception):
-                    self.call(sha, kernel, kernel.torch_function, tuple(inputs), made_up=True)
+                    self.call(sha, kernel, run, tuple(inputs), made_up=True)
         for sha in list(self.waiting):
             self.support(sha, "the programs do not call it")
 
@@ -362,7 +371,7 @@ def made_up_inputs(kernel: Any) -> list[torch.Tensor] | None:
 def rank(line: dict[str, Any]) -> int:
     """How much a line tells of its PrimFunc: compared, ran, called in vain, not called."""
     called = line.get("why_not_run") not in ("no GPU", "the programs do not call it")
-    return 4 * ("compared" in line) + 2 * line["ran"] + (called and line.get("why_not_run") != "ended")
+    return 4 * ("compared" in line) + 2 * line["ran"] + (called and line.get("why_not_run") != ENDED)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -439,7 +448,7 @@ def run(options: argparse.Namespace) -> int:
     for capability in [corpus.CAPABILITIES[0] if options.no_gpu else None, *corpus.CAPABILITIES[1:]]:
         files = Run(root, options, capability, end).files(files)
     rewrite(options.out / "check.jsonl", read(options.out / "check.jsonl"))
-    print(table(read(options.out / "check.jsonl")))
+    print(table(options.out))
     return 0
 
 
@@ -452,23 +461,37 @@ def agrees(line: dict[str, Any]) -> bool:
 
 
 def short(text: str) -> str:
-    """A reason without the names and places that tell kernels apart."""
+    """A reason without the names, numbers and places that tell kernels apart."""
+    for pattern, meaning in OTHER_HARDWARE.items():
+        if re.search(pattern, text):
+            return meaning
     text = re.sub(r" \([^()]*:\d+[^()]*\)", "", text.split("; ")[0])
     text = re.sub(r"\b(buffer|tensor|parameter|view of) '?\w+'?", r"\1 X", text)
-    return re.sub(r"\d+", "N", text)[:110]
+    return re.sub(r"\b(0x[0-9a-f]+|\d+)\b", "N", text)[:110]
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: the counts of each folder of programs, then each reason with its count."""
+def table(folder: Path) -> str:
+    """Markdown: the counts of each folder of programs, each reason with its count, files that build no kernel."""
+    lines = read(folder / "check.jsonl")
     families = sorted({x["family"] for x in lines})
     rows = [("all", lines), *((f, [x for x in lines if x["family"] == f]) for f in families)]
     head = ["| examples | PrimFuncs | simulate | ran on the GPU | agree in every word |", "|---|---|---|---|---|"]
     counted = [(len(x), sum(y["simulated"] for y in x), sum(y["ran"] for y in x), sum(map(agrees, x))) for _, x in rows]
     body = [f"| {name} | {' | '.join(map(str, c))} |" for (name, _), c in zip(rows, counted, strict=True)]
-    compared = sum(x.get("compared", 0) for x in lines)
-    wrong = sum(x.get("wrong", 0) for x in lines)
+    compared, wrong = (sum(x.get(key, 0) for x in lines) for key in ("compared", "wrong"))
     total = f"{compared:,} words compared, {wrong:,} differ."
-    return "\n".join([*head, *body, "", total, "", *reasons(lines)])
+    return "\n".join([*head, *body, "", total, "", *reasons(lines), *kernelless(folder / "files.jsonl")])
+
+
+def kernelless(path: Path) -> list[str]:
+    """A line for each file that defines kernels and builds none, with what went wrong first."""
+    files: dict[str, list[dict[str, Any]]] = {}
+    for line in corpus.lines_of(path):
+        if line["defines_kernels"]:
+            files.setdefault(line["file"], []).append(line)
+    none = {f: runs for f, runs in files.items() if not any(r["built"] for r in runs)}
+    why = {f: next(iter(runs[0]["reasons"]), "nothing in it is called") for f, runs in none.items()}
+    return [f"* no kernel: {f}: {short(text)}" for f, text in sorted(why.items())]
 
 
 def reasons(lines: list[dict[str, Any]]) -> list[str]:
@@ -496,10 +519,12 @@ def main() -> int:
     parser.add_argument("--file-limit", type=float, default=300, help="seconds for one file")
     parser.add_argument("--limit", type=float, default=math.inf, help="seconds for everything")
     parser.add_argument("--no-gpu", action="store_true", help="pretend one, and tell only what can be simulated")
-    parser.add_argument("--table", type=Path, help="print the table of a check.jsonl and run nothing")
+    parser.add_argument("--table", type=Path, help="print the table of an OUT_DIR and run nothing")
     options = parser.parse_args()
     if options.table:
-        print(table(read(options.table)))
+        if not (options.table / "check.jsonl").exists():
+            parser.error("--table must be a folder with a check.jsonl")
+        print(table(options.table))
         return 0
     if options.examples is None or not options.examples.is_dir():
         parser.error("EXAMPLES_DIR must be a folder of TileLang programs")
