@@ -197,6 +197,10 @@ class Exact:
     def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: Format) -> None:
         """A tile operator stored `x` in `buffer`; for machines that listen."""
 
+    def through_memory(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """What is read back after a store to shared memory: the same; for machines that know where values come from."""
+        return x
+
 
 def _extreme(x: np.ndarray, fmt: Format, greatest: bool, ftz: bool) -> np.ndarray:
     """fmaxf or fminf over the last axis from -inf or +inf, in any order: they order -0 below +0 and drop NaN."""

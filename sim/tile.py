@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "Block",
     "Index",
     "Lanes",
+    "Memory",
     "Private",
     "Region",
     "Tensor",
@@ -274,41 +276,119 @@ def rectangle(starts: Sequence[Index], extents: Sequence[int | None]) -> tuple[I
     return tuple(key)
 
 
-class Tensor:
-    """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per lane."""
+class Memory:
+    """Global memory that one or more tensors name: its bytes, and what is known of each unit of them.
 
-    def __init__(self, name: str, words: np.ndarray, fmt: DType):
-        self.name, self.words, self.fmt = name, words, fmt
-        self.poison: np.ndarray | None = None
-        self.additions: np.ndarray | None = None  # atomic additions to each element so far
-        self.stored: np.ndarray | None = None  # which elements were stored to, where somebody asks
-        self.writer: np.ndarray | None = None  # the thread block of this launch that stored each, its number + 1
+    A unit is as wide as the narrowest of these tensors' elements. Masks are None where nobody needs them.
+    """
+
+    def __init__(self, words: np.ndarray, bits: int):
+        self.words, self.unit = words.reshape(-1), bits
+        self.poison: np.ndarray | None = None  # depends on memory that nobody wrote, a race, an order of additions
+        self.stored: np.ndarray | None = None  # was stored to, where somebody asks
+        self.writer: np.ndarray | None = None  # the thread block of this launch that stored it, its number + 1
+        self.additions: np.ndarray | None = None  # atomic additions so far
+
+    def units(self) -> int:
+        return self.words.size * self.words.itemsize * 8 // self.unit
+
+    def divide(self, bits: int) -> None:
+        """Units of at most `bits`."""
+        if bits < self.unit:
+            for name in ("poison", "stored", "writer", "additions"):
+                mask = getattr(self, name)
+                setattr(self, name, None if mask is None else np.repeat(mask, self.unit // bits))
+            self.unit = bits
+
+    def poisoned(self) -> np.ndarray:
+        """The poison of each unit, made when there was none."""
+        if self.poison is None:
+            self.poison = np.zeros(self.units(), bool)
+        return self.poison
+
+    def lose(self) -> None:
+        """Nothing of it is known."""
+        self.poison = np.ones(self.units(), bool)
+
+
+class Tensor:
+    """A tensor in global memory, words of `fmt`. Indexing gives a Region; slices may start at one index per lane.
+
+    layout: where its elements lie, for T.annotate_layout: index arrays -> flat places; None: in row-major order
+    """
+
+    def __init__(self, name: str, words: np.ndarray, fmt: DType, memory: Memory | None = None):
+        self.name, self.shape, self.fmt = name, words.shape, fmt
+        self.memory = Memory(words, fmt.bits) if memory is None else memory
+        self.layout: Callable[[tuple[np.ndarray, ...]], np.ndarray] | None = None
+        self._strides = [int(np.prod(self.shape[n + 1 :])) for n in range(len(self.shape))]
+
+    @cached_property
+    def _flat(self) -> np.ndarray:
+        """The words of the memory in a row."""
+        return np.asarray(self.memory.words.view(self.fmt.word))
 
     @classmethod
     def unwritten(cls, name: str, shape: tuple[int, ...], fmt: DType) -> Tensor:
         """Memory that nobody wrote."""
         tensor = cls(name, np.zeros(shape, fmt.word), fmt)
-        tensor.poison = np.ones(shape, bool)
+        tensor.memory.lose()
         return tensor
+
+    @property
+    def words(self) -> np.ndarray:
+        """The words as they lie in memory, [*shape]."""
+        return self._flat.reshape(self.shape)
+
+    @property
+    def poison(self) -> np.ndarray | None:
+        """Which elements cannot be known, [*shape]; None when all can."""
+        return None if self.memory.poison is None else self.whole(self.memory.poison)
+
+    def whole(self, mask: np.ndarray) -> np.ndarray:
+        """A mask of the memory's units as one of the elements."""
+        return np.asarray(mask.reshape(self._flat.size, -1).any(axis=1).reshape(self.shape))
+
+    def view(self, shape: tuple[int, ...], fmt: DType) -> Tensor:
+        """The same memory as a tensor of another shape or dtype: stores through it are seen here."""
+        self.memory.divide(fmt.bits)
+        return Tensor(self.name, np.broadcast_to(np.zeros(1, fmt.word), shape), fmt, self.memory)
+
+    def _place(self, key: tuple[Any, ...], block: Block) -> tuple[np.ndarray, np.ndarray | None]:
+        """The flat places of the elements at integer indices, clipped, and where these are in bounds (None: all)."""
+        indices, inside = place(key, self.shape, len(block.parallel_extents))
+        if self.layout is not None:
+            return self.layout(indices), inside
+        flat: Any = 0
+        for index, stride in zip(indices, self._strides, strict=True):
+            flat = flat + index * stride
+        return flat, inside
+
+    def _units(self, flat: np.ndarray) -> np.ndarray:
+        """The memory's units of the elements at flat places, [..., units of an element]."""
+        count = self.fmt.bits // self.memory.unit
+        return np.asarray(flat[..., None] * count + np.arange(count))
 
     def load(self, key: tuple[Any, ...], block: Block) -> Any:
         """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
-        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
-        words = self.words[indices]
+        flat, inside = self._place(key, block)
+        words = self._flat[flat]
         if inside is not None:
             words = np.where(inside, words, words.dtype.type(0))
-        poison = either(None if self.poison is None else self.poison[indices], unknown(key))
-        if self.writer is not None:
-            poison = either(poison, self._foreign(indices, inside, block))
+        poison = unknown(key)
+        if self.memory.poison is not None:
+            poison = either(poison, self.memory.poison[self._units(flat)].any(axis=-1))
+        if self.memory.writer is not None:
+            poison = either(poison, self._foreign(flat, inside, block))
         if isinstance(self.fmt, Integer):
             return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
         return Value(block.machine, self.fmt, block.machine.from_words(words, self.fmt), poison)
 
-    def _foreign(self, indices: tuple[np.ndarray, ...], inside: np.ndarray | None, block: Block) -> np.ndarray | None:
+    def _foreign(self, flat: np.ndarray, inside: np.ndarray | None, block: Block) -> np.ndarray | None:
         """Which elements another thread block of this launch has stored: it may do so before or after they are read."""
-        assert self.writer is not None
-        writer = self.writer[indices]
-        foreign = (writer != 0) & (writer != lift(block.running() + 1, writer.ndim - 1))
+        assert self.memory.writer is not None
+        writer = self.memory.writer[self._units(flat)]
+        foreign = ((writer != 0) & (writer != lift(block.running() + 1, writer.ndim - 1))).any(axis=-1)
         foreign = foreign if inside is None else foreign & inside
         if not foreign.any():
             return None
@@ -320,91 +400,83 @@ class Tensor:
 
         What two lanes or two thread blocks store to one place is poison where their words differ.
         """
-        value = block.as_value(value, self.fmt)
+        value, memory = block.as_value(value, self.fmt), self.memory
         block.machine.wrote(operator, self.name, block.iteration, value.data, self.fmt)
-        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
-        keep = guard if inside is None else (inside if guard is None else inside & guard)
-        (lane, *targets), kept = _targets(indices, keep, block.lanes.count)
-        at = tuple(targets)
+        lane, at, kept = self._targets(key, guard, block)
         words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
-        new = np.broadcast_to(words, kept.shape)[kept]
-        clash = self._clashes(at, new, block.running()[lane] + 1)
-        if self.stored is not None:
-            self.stored[at] = True
-        self.words[at] = new
-        clash |= self.words[at] != new
+        new, units = np.broadcast_to(words, kept.shape)[kept], self._units(at)
+        clash = self._clashes(at, units, new, block.running()[lane] + 1)
+        if memory.stored is not None:
+            memory.stored[units] = True
+        self._flat[at] = new
+        clash |= self._flat[at] != new
         poison = either(value.poison, unknown(key))
-        if poison is not None or clash.any():
-            self.poison = np.zeros(self.words.shape, bool) if self.poison is None else self.poison
-        if self.poison is not None:
-            self.poison[at] = np.broadcast_to(False if poison is None else poison, kept.shape)[kept]
-            self.poison[tuple(t[clash] for t in at)] = True
-        if unknown(key) is not None:
-            self._lose(block, operator)
+        if poison is not None or clash.any() or memory.poison is not None:
+            known = np.broadcast_to(False if poison is None else poison, kept.shape)[kept]
+            memory.poisoned()[units] = known[:, None]
+            memory.poisoned()[units[clash]] = True
+        self._lose_where(key, operator, block)
         if clash.any():
             block.report("race", self.name, operator)
 
-    def _clashes(self, at: tuple[np.ndarray, ...], new: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    def _targets(
+        self, key: tuple[Any, ...], guard: np.ndarray | None, block: Block
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The lanes and flat places of the elements to store, and the mask that picks their values."""
+        flat, inside = self._place(key, block)
+        keep = guard if inside is None else (inside if guard is None else inside & guard)
+        (lane, at), kept = _targets((flat,), keep, block.lanes.count)
+        return lane, at, kept
+
+    def _clashes(self, at: np.ndarray, units: np.ndarray, new: np.ndarray, mine: np.ndarray) -> np.ndarray:
         """Where another thread block of this launch has stored another word."""
-        if self.writer is None:
-            self.writer = np.zeros(self.words.shape, np.int32)
-        old = self.writer[at]
-        self.writer[at] = mine
-        return np.asarray((old != 0) & (old != mine) & (self.words[at] != new))
+        memory = self.memory
+        if memory.writer is None:
+            memory.writer = np.zeros(memory.units(), np.int32)
+        old = memory.writer[units]
+        memory.writer[units] = mine[:, None]
+        return np.asarray(((old != 0) & (old != mine[:, None])).any(axis=-1) & (self._flat[at] != new))
 
-    def _lose(self, block: Block, operator: str) -> None:
+    def _lose_where(self, key: tuple[Any, ...], operator: str, block: Block) -> None:
         """A store whose place cannot be known may have been anywhere."""
-        self.poison = np.ones(self.words.shape, bool)
-        block.report("uninitialised", f"an index of {self.name}", operator)
-
-    def view(self, shape: tuple[int, ...], fmt: DType) -> Tensor:
-        """The same memory as a tensor of another shape or dtype: stores through it are seen here."""
-        tensor = Tensor(self.name, self.words.view(fmt.word).reshape(shape), fmt)
-        if self.poison is not None:
-            tensor.poison = _repoison(self.poison, self.fmt, fmt, shape)
-        return tensor
+        if unknown(key) is not None:
+            self.memory.lose()
+            block.report("uninitialised", f"an index of {self.name}", operator)
 
     def add(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None) -> None:
         """words[key] += value, atomically. What depends on the order of float additions is poison.
 
-        One addition to any value, and two to a zero, give the same words in any order.
+        One addition to any value, and two to a zero, give the same words in any order. Where not all thread blocks
+        run, those that do not may add as well.
         """
-        value = block.as_value(value, self.fmt)
-        indices, inside = place(key, self.words.shape, len(block.parallel_extents))
-        keep = guard if inside is None else (inside if guard is None else inside & guard)
-        targets, kept = _targets(indices, keep, block.lanes.count)
-        new = np.broadcast_to(value.data, kept.shape)[kept]
-        flat = np.ravel_multi_index(targets[1:], self.words.shape)
-        words, order = self.words.reshape(-1), np.argsort(flat, kind="stable")
-        flat, new = flat[order], new[order]
-        if unknown(key) is not None:
-            self._lose(block, "atomic_add")
-        if self.additions is None:
-            self.additions = np.where(words.view(self.fmt.word) << 1 == 0, 0, 1)  # a value that is not 0 counts as one
+        value, memory = block.as_value(value, self.fmt), self.memory
+        _, at, kept = self._targets(key, guard, block)
+        order = np.argsort(at, kind="stable")
+        flat, new = at[order], np.broadcast_to(value.data, kept.shape)[kept][order]
+        first = self._units(flat)[:, 0]
+        if memory.additions is None:  # a value that is not 0 counts as one
+            memory.additions = np.repeat(np.where(self._flat << 1 == 0, 0, 1), self.fmt.bits // memory.unit)
         rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
         for n in range(int(rank.max(initial=-1)) + 1):
-            at, x = flat[rank == n], new[rank == n]
+            to, x = flat[rank == n], new[rank == n]
             if isinstance(self.fmt, Integer):
-                words[at] += x
+                self._flat[to] += x
             else:
-                words[at] = block.machine.add(words[at], x, self.fmt)
-        np.add.at(self.additions, flat, 1)
-        if self.stored is not None:
-            self.stored.reshape(-1)[flat] = True
-        poison = np.zeros(words.size, bool)
-        if self.stored is not None:
-            poison[flat] = True  # thread blocks that do not run may add as well
+                self._flat[to] = block.machine.add(self._flat[to], x, self.fmt)
+        np.add.at(memory.additions, first, 1)
+        poison = np.zeros(flat.size, bool)
+        if memory.stored is not None:
+            memory.stored[self._units(flat)] = True
+            poison[:] = True
         elif not isinstance(self.fmt, Integer):
-            poison[flat] = self.additions[flat] > 2
-        if value.poison is not None:
-            poison[flat[np.broadcast_to(value.poison, kept.shape)[kept][order]]] = True
+            poison = memory.additions[first] > 2
         if poison.any():
-            self.poison = (
-                poison.reshape(self.words.shape)
-                if self.poison is None
-                else self.poison | poison.reshape(self.words.shape)
-            )
             block.report("atomic_order", self.name, "atomic_add")
+        if value.poison is not None:
+            poison = poison | np.broadcast_to(value.poison, kept.shape)[kept][order]
+        if poison.any():
+            memory.poisoned()[self._units(flat[poison])] = True
+        self._lose_where(key, "atomic_add", block)
 
     def __getitem__(self, key: Any) -> Region:
         starts: list[Any] = []
@@ -415,7 +487,7 @@ class Tensor:
                 extents.append(None)
                 continue
             start = 0 if part.start is None else part.start
-            stop = self.words.shape[axis] if part.stop is None else part.stop
+            stop = self.shape[axis] if part.stop is None else part.stop
             extent = np.unique(np.asarray(stop) - np.asarray(start))
             if extent.size != 1:
                 raise ValueError(f"a slice of {self.name} must have one extent for all blocks, not {extent.tolist()}")
@@ -485,6 +557,8 @@ class Tile:
         machine, lanes = self.block.machine, self.block.lanes
         data = value.data if value.fmt is self.fmt else machine.convert(value.data, value.fmt, self.fmt)
         machine.wrote(operator, self.name, self.block.iteration, data, self.fmt)
+        if self.scope.startswith("shared"):
+            data = machine.through_memory(data, self.fmt)
         data = np.broadcast_to(data, (data.shape[0] if data.ndim > len(self.shape) else 1, *self.shape))
         poison = value.poison
         if poison is not None:

@@ -223,6 +223,48 @@ def test_an_eager_kernel_takes_tensors_and_its_other_arguments_by_name() -> None
     assert all(need.supported for need in sim.support(scaled, kwargs={"N": 80}))
 
 
+def moved() -> Any:
+    """Y lies in 8x8 squares; the second launch reads it as it lies."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64, 32), "float32"), Y: T.Tensor((64, 32), "float32"), Z: T.Tensor((64, 32), "float32")):
+        with T.Kernel(4, threads=64) as bx:
+            T.annotate_layout({Y: T.Layout(Y.shape, lambda i, j: [i // 8, j // 8, i % 8, j % 8])})
+            x = T.alloc_shared((16, 32), "float32")
+            T.copy(X[bx * 16, 0], x)
+            T.copy(x, Y[bx * 16, 0])
+        with T.Kernel(4, threads=64) as bx:
+            T.copy(Y[bx * 16 : bx * 16 + 16, :], Z[bx * 16 : bx * 16 + 16, :])
+
+    return main
+
+
+def test_an_annotated_layout_moves_the_elements_of_a_tensor_inside_its_launch() -> None:
+    x = small(64, 32)
+    squares = x.reshape(8, 8, 4, 8).swapaxes(1, 2).reshape(64, 32)
+    y, z = sim.run(moved().with_attr("tilelang_out_idx", [1, 2]), x)
+    np.testing.assert_array_equal(y, squares)
+    np.testing.assert_array_equal(z, squares)
+
+
+def halves() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            low = T.view(Y, (128,), "uint16")
+            for i in T.Parallel(32):
+                low[2 * i] = T.Cast("uint16", 0)
+            for i in T.Parallel(8):
+                Y[i] = X[i]
+
+    return main
+
+
+def test_an_element_is_known_when_all_of_its_bytes_were_written() -> None:
+    mask = sim.simulate(halves().with_attr("tilelang_out_idx", [1]), small(64)).undetermined[0]
+    assert mask is not None and not mask[:8].any() and mask[8:].all()
+
+
 def with_threads() -> Any:
     @T.prim_func
     def main(X: T.Tensor((8, 16), "float16"), Y: T.Tensor((8, 16), "float16")):

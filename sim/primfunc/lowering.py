@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from ..tile import Block, Index
 from .expressions import Translator
 from .frame import Frame, Unsupported
 
-__all__ = ["Plan", "Plans", "cache_folder", "lower"]
+__all__ = ["Plan", "Plans", "cache_folder", "lower", "placed"]
 
 
 _VERSION = "tilelang 0.1.15, plans 3"  # what a kept plan was made by
@@ -386,6 +387,23 @@ def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
 
 def _smallest(x: np.ndarray) -> np.ndarray:
     return x.astype(np.min_scalar_type(-max(1, int(x.max(initial=0)))))
+
+
+def placed(layout: Any, shape: tuple[int, ...]) -> Callable[[tuple[np.ndarray, ...]], np.ndarray]:
+    """Where a tl.Layout puts the elements of a tensor: index arrays -> flat places."""
+    variables = list(layout.get_forward_vars())
+    sizes, exprs = [int(n) for n in layout.get_output_shape()], list(layout.get_forward_index())
+    if np.prod(sizes) != np.prod(shape):
+        raise Unsupported(f"an annotated layout of {list(shape)} as {sizes}")
+
+    def places(indices: tuple[np.ndarray, ...]) -> np.ndarray:
+        values = dict(zip(variables, indices, strict=True))
+        flat: Any = 0
+        for e, size in zip(exprs, sizes, strict=True):
+            flat = flat * size + evaluate(e, values)
+        return np.asarray(flat)
+
+    return places
 
 
 def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:

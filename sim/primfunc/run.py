@@ -166,7 +166,7 @@ class _Launches:
         self.partial = blocks is not None
         self.work = [(program, self._grid(program, blocks)) for program in statements.programs]
         for tensor in self.shared if self.partial else ():
-            tensor.stored = np.zeros(tensor.words.shape, bool)
+            tensor.memory.stored = np.zeros(tensor.memory.units(), bool)
 
     def _grid(self, program: Program, blocks: Any) -> tuple[np.ndarray, np.ndarray]:
         """blockIdx [axes, thread blocks] and their numbers in the grid."""
@@ -185,7 +185,7 @@ class _Launches:
         total, done = sum(len(numbers) for _, (_, numbers) in self.work), 0
         for launch, (program, (grid, numbers)) in enumerate(self.work):
             for tensor in self.shared:
-                tensor.writer = None
+                tensor.memory.writer = None
             if launch and self.partial:
                 self._forget()
             for first in range(0, len(numbers), _STEP):
@@ -198,8 +198,9 @@ class _Launches:
     def _forget(self) -> None:
         """Blocks that were not chosen may have stored anything: a later launch cannot know it."""
         for tensor in self.shared:
-            if tensor.stored is not None and tensor.stored.any():
-                tensor.poison = either(tensor.poison, ~tensor.stored)
+            stored = tensor.memory.stored
+            if stored is not None and stored.any():
+                tensor.memory.poison = either(tensor.memory.poison, ~stored)
 
     def _step(self, program: Program, grid: np.ndarray, numbers: np.ndarray) -> None:
         frame = Frame(Block(self.machine, len(numbers), program.threads))
@@ -212,11 +213,12 @@ class _Launches:
         except Lost as lost:
             frame.block.report("uninitialised", "a condition", lost.where)
             for tensor in self.shared:
-                tensor.poison = np.ones(tensor.words.shape, bool)
+                tensor.memory.lose()
         self.events += frame.block.reports
 
 
 def _unknown(tensor: Tensor) -> np.ndarray | None:
     """The elements that cannot be known: poison, and what the chosen blocks did not write."""
-    mask = either(tensor.poison, None if tensor.stored is None else ~tensor.stored)
+    stored = tensor.memory.stored
+    mask = either(tensor.poison, None if stored is None else tensor.whole(~stored))
     return mask if mask is not None and mask.any() else None

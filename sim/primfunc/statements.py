@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..tile import Block, Index, Private, Tensor, Tile, rows
+from ..tile import Block, Index, Memory, Private, Tensor, Tile, rows
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
+from .lowering import placed
 from .operators import OPERATORS
 from .region import Access
 
@@ -125,8 +126,9 @@ class Statements:
             except Unsupported as error:
                 self.needs.append(Need(error.what, "", False))
                 continue
-            nothing = np.broadcast_to(np.zeros(1, fmt.word), self.shape(buffer.shape))
-            self.tensors[buffer.data] = Tensor(str(buffer.name), nothing, fmt)
+            shape = self.shape(buffer.shape)
+            nothing = [np.broadcast_to(np.zeros(1, fmt.word), n) for n in (shape, int(np.prod(shape)))]
+            self.tensors[buffer.data] = Tensor(str(buffer.name), nothing[0], fmt, Memory(nothing[1], fmt.bits))
 
     # buffers
 
@@ -135,7 +137,9 @@ class Statements:
         data, shape, fmt = buffer.data, self.shape(buffer.shape), dtype_of(buffer)
         if data in self.tensors:
             tensor = self.tensors[data]
-            own = tensor if (shape, fmt) == (tensor.words.shape, tensor.fmt) else tensor.view(shape, fmt)
+            if tensor.layout is not None and (shape, fmt) != (tensor.shape, tensor.fmt):
+                raise Unsupported(f"a view of {buffer.name}, which has an annotated layout")
+            own = tensor if (shape, fmt) == (tensor.shape, tensor.fmt) else tensor.view(shape, fmt)
             return Access(str(buffer.name), shape, fmt, lambda frame: own, True)
         if data not in self.storage:
             raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}")
@@ -232,7 +236,10 @@ class Statements:
                 self._missing(error)
         mine = [b for b in s.alloc_buffers if b.data in self.storage]
         allocated = [(b.data, b.name, b.scope(), *self.storage[b.data]) for b in mine]
+        outer = self.tensors
+        self.tensors = outer | dict(self._laid_out(s.annotations))
         body = self.statement(s.body)
+        self.tensors = outer | {data: t for data, t in self.tensors.items() if data not in outer}
 
         def run(frame: Frame) -> None:
             for data, name, scope, shape, fmt in allocated:
@@ -240,6 +247,15 @@ class Statements:
             body(frame)
 
         return run
+
+    def _laid_out(self, annotations: Any) -> Iterator[tuple[Any, Tensor]]:
+        """Tensors whose elements T.annotate_layout moves inside this block; tiles' layouts do not change a word."""
+        for data, layout in annotations.get("layout_map", {}).items():
+            tensor = self.tensors.get(data)
+            if tensor is not None:
+                moved = tensor.view(tensor.shape, tensor.fmt)
+                moved.layout = placed(layout, tensor.shape)
+                yield data, moved
 
     def _allocate(self, buffer: Any) -> None:
         """A tile of each thread block, or with T.alloc_global memory that all of them share."""
