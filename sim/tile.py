@@ -172,7 +172,11 @@ class Value:
 
     def reshaped(self, shape: tuple[int, ...]) -> Value:
         """The same values as [lanes or 1, *shape]."""
-        data, poison = (None if x is None else x.reshape((x.shape[0], *shape)) for x in (self._data, self.poison))
+        data = None if self._data is None else self._data.reshape((self._data.shape[0], *shape))
+        poison = self.poison
+        if poison is not None:
+            poison = np.broadcast_to(poison, (poison.shape[0], *self.data.shape[1:]))
+            poison = poison.reshape((poison.shape[0], *shape))
         factors = None
         if self.factors is not None:
             a, b = (np.broadcast_to(x, self.data.shape) for x in self.factors)

@@ -169,6 +169,9 @@ class Symbolic(Exact):
     def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: Any) -> None:
         self.stored[buffer] = [int(n) for n in np.unique(x)]
 
+    def through_memory(self, x: np.ndarray, fmt: Any) -> np.ndarray:
+        return self._map(lambda a: self.terms.term("load", a), x)
+
     def constant(self, value: float, fmt: Format) -> np.ndarray:
         return np.asarray(self.terms.constant(value), np.uint32)
 

@@ -47,8 +47,8 @@ class _Version:
 class _Product:
     """One product of the compiled code: whether something other than an addition uses it."""
 
-    def __init__(self, scope: tuple[Any, ...], home: tuple[Any, ...], rank: float):
-        self.scope, self.home, self.rank = scope, home, rank
+    def __init__(self, scope: tuple[Any, ...], home: tuple[Any, ...], rank: float, statement: int, joins: int):
+        self.scope, self.home, self.rank, self.statement, self.joins = scope, home, rank, statement, joins
         self.rounded = False
 
 
@@ -64,6 +64,8 @@ class Contraction:
         self._stores: dict[Any, _Product | None] = {}
         self._take: dict[Any, str | None] = {}
         self._cancelled: dict[Any, Any] = {}
+        self._crossing: list[_Product] = []  # made before a loop or branch and added after it
+        self._far: list[_Product] = []  # made in an earlier statement than an addition of theirs
         if body is not None:
             _Walk(self).statement(body)
             self._decide()
@@ -100,6 +102,10 @@ class Contraction:
         for kind, p, q in self._sums.values():
             if kind == "Sub" and p is not None and q is not None and not p.rounded:
                 q.rounded = True  # of `a*s - m*s` the left product is the fused one, and m*s is needed
+        if any(not product.rounded for product in self._crossing):
+            self.ask("a product made before a loop, branch or transfer and added after it")
+        if any(product.rounded for product in self._far):
+            self.ask("a product with other uses that is added in a later statement")
         for e, (kind, p, q) in self._sums.items():
             left, right = (x is not None and not x.rounded for x in (p, q))
             both = left and right and kind == "Add"
@@ -125,6 +131,9 @@ class _Walk:
         self.guarded = False  # in an if inside a T.Parallel loop
         self.threads = 1
         self.epoch = 0  # of shared memory
+        self.statements = 0
+        self.crossing = found._crossing
+        self.joins = 0  # loops, branches and transfers that have ended
         self.written: set[Any] = set()
         self._made: dict[Any, _Version] = {}
         self._numbers: dict[Any, int] = {}
@@ -149,6 +158,7 @@ class _Walk:
     # statements
 
     def statement(self, s: Any) -> None:
+        self.statements += 1
         method = getattr(self, "_" + type(s).__name__.lower(), None)
         if method is not None:
             method(s)
@@ -200,7 +210,9 @@ class _Walk:
         for data in stored:
             heads[data] = self.version(("head", s, data))
             heads[data].looping, heads[data].parents = True, [self.held(data)]
+        counted = self.statements, self.joins
         for _ in range(2):
+            self.statements, self.joins = counted
             self.state |= heads
             if test is not None:
                 self.other(test)
@@ -208,6 +220,7 @@ class _Walk:
             for data in stored:
                 heads[data].parents = [heads[data].parents[0], self.held(data)]
         end, self.scope = self.state, scope
+        self.joins += 1
         if trips is None or trips < 1:
             for data in stored:
                 self.state[data] = self._met(("after", s, data), before.get(data), end[data])
@@ -222,6 +235,7 @@ class _Walk:
                 self.statement(body)
             ends.append(self.state)
         self.scope, self.guarded, self.state = scope, guarded, dict(before)
+        self.joins += not self.axes
         for data in dict.fromkeys([*ends[0], *ends[1]]):
             self.state[data] = self._met(("merge", s, data), *(end.get(data) for end in ends))
 
@@ -285,6 +299,8 @@ class _Walk:
                 self.other(argument)
         for argument in getattr(call, "args", ()):
             self._write(call, argument)
+            region = getattr(getattr(argument, "op", None), "name", "") == "tl.region"
+            self.joins += region and argument.args[0].buffer.scope() == "global"  # one thread starts the transfer
         self.epoch = self._numbers.setdefault(s, len(self._numbers) + 1)  # threads may have met at a barrier
 
     def _write(self, call: Any, argument: Any) -> None:
@@ -375,6 +391,10 @@ class _Walk:
         _, _, loops, _ = self._text(e, {})
         operands = [self._addend(self.value(x), loops) for x in (e.a, e.b)]
         self.found._sums[e] = (kind, operands[0], operands[1])
+        if kind == "Add" and str(e.dtype) == "float32":
+            for product in operands:
+                if product is not None and product.statement < self.statements and product.scope == self.scope:
+                    self.found._far.append(product)
 
     def _addend(self, value: Any, loops: tuple[Any, ...]) -> _Product | None:
         """The product that an addition inside `loops` may take; one made outside of a loop is rounded there."""
@@ -390,6 +410,8 @@ class _Walk:
                 return value
             value.rounded = True
             return None
+        if value is not None and value.joins != self.joins:
+            self.crossing.append(value)
         return value
 
     def _product(self, e: Any) -> _Product:
@@ -412,7 +434,7 @@ class _Walk:
         return new
 
     def _new(self, found: list[_Product], home: tuple[Any, ...], rank: float) -> _Product:
-        product = _Product(self.scope, home, rank)
+        product = _Product(self.scope, home, rank, self.statements, self.joins)
         found.append(product)
         return product
 
