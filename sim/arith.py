@@ -260,16 +260,32 @@ _NARROW: dict[Format, Callable[[Words], Words]] = {
 }
 
 
+def _to_tf32(a: Words) -> Words:
+    """Half a unit is added to what is finite, and the unused bits stay: the tensor core ignores them, casts clear them.
+
+    Source: cutlass/tfloat32.h, which TileLang 0.1.15 compiles (round_half_ulp_truncate); H200, tests/kernels.
+    """
+    finite = (a & np.uint32(FP32.inf)) != np.uint32(FP32.inf)
+    return np.where(finite, a + np.uint32(0x1000), a)
+
+
 def convert(words: Words, src: Format, dst: Format) -> Words:
     """`words` of `src` as words of `dst`, through float32, rounded to nearest even.
 
     float16 and bfloat16 overflow to infinity; float8 saturates at the largest finite value (infinity too). NaN becomes
-    the NaN word of `dst`, but bfloat16 to float32 is a shift that keeps it. To the same format it is a move.
+    the NaN word of `dst`, but bfloat16 to float32 is a shift that keeps it, and to and from tfloat32 its bits stay. To
+    the same format it is a move.
     Source: docs/NUMERICS.md, section 3 (H200).
     """
     words = np.asarray(words, src.word)
     if src is dst:
         return words
+    if dst is TF32:
+        return _to_tf32(convert(words, src, FP32))
+    if src is TF32:
+        words, src = words & np.uint32(0xFFFFE000), FP32
+        if dst is FP32:
+            return words
     wide = _widen(words, src)
     if dst not in _NARROW:
         raise ValueError(f"no conversion to {dst.name} is modelled")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from words import assert_same
 
 from sim import arith
-from sim.formats import BF16, E4M3, E5M2, FP16, FP32, Format
+from sim.formats import BF16, E4M3, E5M2, FP16, FP32, TF32, Format
 
 FMTS = [FP32, FP16, BF16]
 BINARY = ["add", "sub", "mul", "fmax", "fmin"]
@@ -323,3 +323,11 @@ def test_strided_and_reversed_operands(fmt: Format) -> None:
         operator = getattr(arith, name)
         assert_same(operator(a, b, fmt), operator(a.copy(), b.copy(), fmt), fmt, a=a, b=b)
     assert_same(arith.convert(a, fmt, E4M3), arith.convert(a.copy(), fmt, E4M3), E4M3, word=a)
+
+
+def test_a_cast_to_tfloat32_adds_half_a_unit_and_the_cast_back_clears_what_is_unused() -> None:
+    words = np.array([0x3F800000, 0x3F801000, 0x3F800FFF, 0x7F7FF000, 0x7F800000, 0x7F800001, 0xFFC12345], np.uint32)
+    stored = arith.convert(words, FP32, TF32)
+    assert stored.tolist() == [0x3F801000, 0x3F802000, 0x3F801FFF, 0x7F800000, 0x7F800000, 0x7F800001, 0xFFC12345]
+    back = arith.convert(stored, TF32, FP32)
+    assert back.tolist() == [0x3F800000, 0x3F802000, 0x3F800000, 0x7F800000, 0x7F800000, 0x7F800000, 0xFFC12000]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import DType, Integer, from_words, to_words
+from ..formats import FP32, TF32, DType, Integer, from_words, to_words
 from ..tile import Tensor
 from .frame import Unsupported, dtype_of
 from .statements import Statements
@@ -124,7 +124,7 @@ class Tensors:
 def as_array(tensor: Tensor, like: Any) -> Any:
     """The words of a tensor as an array of the kind of `like`."""
     if not isinstance(tensor.fmt, Integer):
-        return from_words(tensor.words, tensor.fmt, like)
+        return from_words(tensor.words, FP32 if tensor.fmt is TF32 else tensor.fmt, like)
     values = tensor.words.view(bool if tensor.fmt.name == "bool" else tensor.fmt.value_type)
     if type(like).__module__.partition(".")[0] != "torch":
         return values
@@ -160,8 +160,9 @@ def _tensor(buffer: Any, shape: tuple[int, ...], fmt: DType, array: Any) -> Tens
         words = _integer_words(array, fmt, str(buffer.name))
     else:
         words, own = to_words(array, str(buffer.name))
-        if own is not fmt:
-            raise TypeError(f"{buffer.name} must be {fmt.name}, not {own.name}")
+        if own is not fmt and not (own is FP32 and fmt is TF32):
+            accepted = FP32.name if fmt is TF32 else fmt.name
+            raise TypeError(f"{buffer.name} must be {accepted}, not {own.name}")
     if words.shape != shape:
         raise ValueError(f"{buffer.name} must have shape {list(shape)}, not {list(words.shape)}")
     return Tensor(str(buffer.name), words, fmt)

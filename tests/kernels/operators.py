@@ -152,6 +152,28 @@ def variables() -> Any:
     return main
 
 
+def tfloat32() -> Any:
+    """float32 stored as tfloat32 in shared memory, multiplied, and read back as float32."""
+
+    @T.prim_func
+    def main(X: T.Tensor((M, 64), "float32"), W: T.Tensor((64, 64), T.tfloat32), Y: T.Tensor((M, 64), "float32")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((M, 64), "float32")
+            x_shared = T.alloc_shared((M, 64), T.tfloat32)
+            w_shared = T.alloc_shared((64, 64), T.tfloat32)
+            acc = T.alloc_fragment((M, 64), "float32")
+            T.copy(X, x)
+            T.copy(x, x_shared)
+            T.copy(W, w_shared)
+            T.clear(acc)
+            T.gemm(x_shared, w_shared, acc, transpose_B=True)
+            for i, j in T.Parallel(M, 64):
+                acc[i, j] = T.max(acc[i, j], T.Cast("float32", x_shared[i, j]))
+            T.copy(acc, Y)
+
+    return main
+
+
 KERNELS: dict[str, Kernel] = {
     "cumsum_columns": Kernel(cumsum(1, False), [normal(2 * M, N, dtype=F32)]),
     "cumsum_columns_reverse": Kernel(cumsum(1, True), [normal(2 * M, N, dtype=F32)]),
@@ -164,5 +186,6 @@ KERNELS: dict[str, Kernel] = {
     "convolution": Kernel(convolution, [normal(2, 16, 16, 32), normal(9 * 32, 64)]),
     "gated": Kernel(gated, [normal(M, 128, dtype=F32)]),
     "two_launches": Kernel(two_launches, [normal(4 * M, 128)]),
+    "tfloat32": Kernel(tfloat32, [normal(M, 64, dtype=F32), normal(64, 64, dtype=F32)]),
     "variables": Kernel(variables, [normal(M, 128, dtype=F32)]),
 }
