@@ -429,7 +429,7 @@ class Tensor:
         """The lanes and flat places of the elements to store, and the mask that picks their values."""
         flat, inside = self._place(key, block)
         keep = guard if inside is None else (inside if guard is None else inside & guard)
-        (lane, at), kept = _targets((flat,), keep, block.lanes.count)
+        (lane, at), kept = _targets((flat,), keep, block.lanes.count, block.parallel_extents)
         return lane, at, kept
 
     def _clashes(self, at: np.ndarray, units: np.ndarray, new: np.ndarray, mine: np.ndarray) -> np.ndarray:
@@ -447,40 +447,46 @@ class Tensor:
             self.memory.lose()
             block.report("uninitialised", f"an index of {self.name}", operator)
 
-    def add(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None) -> None:
-        """words[key] += value, atomically. What depends on the order of float additions is poison.
+    def atomic(
+        self, function: np.ufunc, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None
+    ) -> None:
+        """words[key] = function(words[key], value), atomically; floats are only added.
 
-        One addition to any value, and two to a zero, give the same words in any order. Where not all thread blocks
-        run, those that do not may add as well.
+        Integers, one float addition to any value, and two to a zero, give the same words in any order; what depends on
+        the order is poison. Where not all thread blocks run, those that do not may take part as well.
         """
         value, memory = block.as_value(value, self.fmt), self.memory
         _, at, kept = self._targets(key, guard, block)
-        order = np.argsort(at, kind="stable")
-        flat, new = at[order], np.broadcast_to(value.data, kept.shape)[kept][order]
-        first = self._units(flat)[:, 0]
+        new = np.broadcast_to(value.data, kept.shape)[kept]
+        if isinstance(self.fmt, Integer):
+            function.at(self._flat.view(self.fmt.value_type), at, new.view(self.fmt.value_type))
+            poison = np.zeros(at.size, bool)
+        else:
+            poison = self._add_floats(at, new, block)
+        if memory.stored is not None:
+            memory.stored[self._units(at)] = True
+            poison[:] = True
+        if poison.any():
+            block.report("atomic_order", self.name, "atomic_add")
+        if value.poison is not None:
+            poison = poison | np.broadcast_to(value.poison, kept.shape)[kept]
+        if poison.any():
+            memory.poisoned()[self._units(at[poison])] = True
+        self._lose_where(key, "atomic_add", block)
+
+    def _add_floats(self, at: np.ndarray, new: np.ndarray, block: Block) -> np.ndarray:
+        """Add each of `new` to its place, one after another. Returns where the order matters."""
+        memory, order = self.memory, np.argsort(at, kind="stable")
+        flat, sorted_new = at[order], new[order]
         if memory.additions is None:  # a value that is not 0 counts as one
             memory.additions = np.repeat(np.where(self._flat << 1 == 0, 0, 1), self.fmt.bits // memory.unit)
         rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
         for n in range(int(rank.max(initial=-1)) + 1):
-            to, x = flat[rank == n], new[rank == n]
-            if isinstance(self.fmt, Integer):
-                self._flat[to] += x
-            else:
-                self._flat[to] = block.machine.add(self._flat[to], x, self.fmt)
+            to, x = flat[rank == n], sorted_new[rank == n]
+            self._flat[to] = block.machine.add(self._flat[to], x, self.fmt)
+        first = self._units(at)[:, 0]
         np.add.at(memory.additions, first, 1)
-        poison = np.zeros(flat.size, bool)
-        if memory.stored is not None:
-            memory.stored[self._units(flat)] = True
-            poison[:] = True
-        elif not isinstance(self.fmt, Integer):
-            poison = memory.additions[first] > 2
-        if poison.any():
-            block.report("atomic_order", self.name, "atomic_add")
-        if value.poison is not None:
-            poison = poison | np.broadcast_to(value.poison, kept.shape)[kept][order]
-        if poison.any():
-            memory.poisoned()[self._units(flat[poison])] = True
-        self._lose_where(key, "atomic_add", block)
+        return np.asarray(memory.additions[first] > 2)
 
     def __getitem__(self, key: Any) -> Region:
         starts: list[Any] = []
@@ -646,7 +652,7 @@ class Tile:
         whole = (count, *self.shape)
         data = np.broadcast_to(old.data, whole).copy()
         poison = np.broadcast_to(False if old.poison is None else old.poison, whole).copy()
-        target, kept = _targets(indices, keep, count)
+        target, kept = _targets(indices, keep, count, extents)
         new = np.broadcast_to(value.data, kept.shape)[kept]
         data[target], poison[target] = (
             new,
@@ -814,11 +820,13 @@ def lane_axis(lanes: int, indices: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def _targets(
-    indices: tuple[np.ndarray, ...], keep: np.ndarray | None, count: int
+    indices: tuple[np.ndarray, ...], keep: np.ndarray | None, count: int, extents: tuple[int, ...]
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Flat index arrays of the elements to store, the lane first, and the mask that picks their values."""
+    """Flat index arrays of the elements that a loop over `extents` stores, the lane first, and which of them do."""
     lane = lane_axis(count, indices)
-    shape = np.broadcast_shapes(lane.shape, *(i.shape for i in indices), () if keep is None else keep.shape)
+    shape = np.broadcast_shapes(
+        (count, *extents), lane.shape, *(i.shape for i in indices), () if keep is None else keep.shape
+    )
     kept = np.broadcast_to(np.asarray(True) if keep is None else keep, shape)
     return tuple(np.broadcast_to(i, shape)[kept] for i in (lane, *indices)), kept
 

@@ -54,6 +54,28 @@ def test_a_reduction_into_float32_takes_what_the_target_holds(op: str, dim: int)
     np.testing.assert_array_equal(run(operators.reduce_into_float32(op, "float16", dim)(), x), want)
 
 
+def test_a_transposed_tile_has_its_rows_running_maxima() -> None:
+    x = small(128, 64, dtype=np.float16)
+    x[5, 7] = np.nan  # a maximum drops it
+    want = np.fmax.accumulate(x.reshape(2, 64, 64).swapaxes(1, 2), axis=2)
+    np.testing.assert_array_equal(run(operators.transposed_running_max(), x), want)
+
+
+def test_nan_propagate_keeps_what_a_maximum_drops() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays")
+    x = small(128, 128).astype(ml_dtypes.bfloat16)
+    x[3, 4] = np.nan
+    top = run(operators.max_with_nan(), x)
+    assert np.isnan(top.astype(np.float32)).tolist() == [i == 3 for i in range(128)]
+
+
+def test_atomics_on_integers_are_the_same_in_any_order() -> None:
+    x = np.random.default_rng(0).integers(-(2**31), 2**31, (256, 128)).astype(np.int32)
+    y, z = sim.run(operators.histogram(), x, np.zeros(64, np.int32), np.zeros(1, np.int32))
+    np.testing.assert_array_equal(y, np.bincount(x.ravel() & 63, minlength=64))
+    assert z == [(x & 1023).max()]
+
+
 def test_integers_are_reduced() -> None:
     x = small(128, 128)
     last = 127 - np.argmax(x[:, ::-1], axis=1)

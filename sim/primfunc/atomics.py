@@ -1,10 +1,13 @@
-"""Atomic additions to global memory. A float sum whose order matters is undetermined."""
+"""Atomic operations on global memory. A float sum whose order matters is undetermined."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from ..formats import Integer
 from ..tile import Tensor
 from .frame import Frame, Unsupported
 from .region import Access, Region
@@ -15,22 +18,30 @@ if TYPE_CHECKING:
 __all__ = ["ATOMICS"]
 
 Run = Callable[[Frame], None]
+Make = Callable[[Any, Any], Run]
 
 
-def _atomicadd(statements: Statements, call: Any) -> Run:
-    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
-    source.matched(target)
-    _in_global(target.access)
+def _tile(function: np.ufunc) -> Make:
+    """T.atomic_add and its like from a tile to a region."""
 
-    def run(frame: Frame) -> None:
-        target.add(frame, source.read(frame))
+    def make(statements: Statements, call: Any) -> Run:
+        source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+        source.matched(target)
+        _checked(target.access, function)
 
-    return run
+        def run(frame: Frame) -> None:
+            target.atomic(frame, function, source.read(frame))
+
+        return run
+
+    return make
 
 
-def _in_global(target: Access) -> None:
+def _checked(target: Access, function: np.ufunc) -> None:
     if not target.is_global:
-        raise Unsupported(f"an atomic addition to {target.name}, which is not in global memory")
+        raise Unsupported(f"an atomic operation on {target.name}, which is not in global memory")
+    if function is not np.add and not isinstance(target.fmt, Integer):
+        raise Unsupported(f"an atomic {function.__name__} of {target.fmt.name}")
 
 
 def _pointer(statements: Statements, call: Any) -> tuple[Access, list[Any]]:
@@ -41,22 +52,27 @@ def _pointer(statements: Statements, call: Any) -> tuple[Access, list[Any]]:
     return statements.access(load.buffer), [statements.translator.expression(i) for i in load.indices]
 
 
-def _atomic_element(statements: Statements, call: Any) -> Run:
-    (target, index), value = _pointer(statements, call.args[0]), statements.translator.expression(call.args[1])
-    _in_global(target)
+def _element(function: np.ufunc) -> Make:
+    """The same of one element."""
 
-    def run(frame: Frame) -> None:
-        target.add(frame, tuple(i(frame) for i in index), value(frame))
+    def make(statements: Statements, call: Any) -> Run:
+        (target, index), value = _pointer(statements, call.args[0]), statements.translator.expression(call.args[1])
+        _checked(target, function)
 
-    return run
+        def run(frame: Frame) -> None:
+            target.atomic(frame, function, tuple(i(frame) for i in index), value(frame))
+
+        return run
+
+    return make
 
 
-def _atomic_elements(width: int) -> Callable[[Statements, Any], Run]:
+def _elements(width: int) -> Make:
     """atomic_addx2 and x4: `width` neighbours on the last axis."""
 
     def make(statements: Statements, call: Any) -> Run:
         (target, index), (source, where) = (_pointer(statements, call.args[i]) for i in (0, 1))
-        _in_global(target)
+        _checked(target, np.add)
 
         def run(frame: Frame) -> None:
             to, frm = [i(frame) for i in index], [i(frame) for i in where]
@@ -64,16 +80,18 @@ def _atomic_elements(width: int) -> Callable[[Statements, Any], Run]:
             for n in range(width):
                 key = (*frm[:-1], frm[-1] + n)
                 x = memory.load(key, frame.block) if isinstance(memory, Tensor) else memory.load(key, guard)
-                target.add(frame, (*to[:-1], to[-1] + n), x)
+                target.atomic(frame, np.add, (*to[:-1], to[-1] + n), x)
 
         return run
 
     return make
 
 
-ATOMICS: dict[str, Callable[[Any, Any], Run]] = {
-    "tl.tileop.atomicadd": _atomicadd,
-    "tl.atomic_add_elem_op": _atomic_element,
-    "tl.atomic_addx2_elem_op": _atomic_elements(2),
-    "tl.atomic_addx4_elem_op": _atomic_elements(4),
+_FUNCTIONS = {"add": np.add, "max": np.maximum, "min": np.minimum}
+ATOMICS: dict[str, Make] = {
+    **{f"tl.tileop.atomic{name}": _tile(function) for name, function in _FUNCTIONS.items()},
+    **{f"tl.atomic_{name}_elem_op": _element(function) for name, function in _FUNCTIONS.items()},
+    "tl.atomic_or_elem_op": _element(np.bitwise_or),
+    "tl.atomic_addx2_elem_op": _elements(2),
+    "tl.atomic_addx4_elem_op": _elements(4),
 }

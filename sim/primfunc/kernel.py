@@ -189,12 +189,10 @@ def written(pf: Any) -> list[int]:
             written.add(node.buffer.data)
         elif kind == "Call" and getattr(node.op, "name", "") == "tl.region" and int(node.args[1]) & 2:
             written.add(node.args[0].buffer.data)
-        elif kind == "Call" and getattr(node.op, "name", "").startswith("tl.atomic_add"):
-            stmt_functor.post_order_visit(node.args[0], note_target)
-
-    def note_target(node: Any) -> None:
-        if type(node).__name__ == "BufferLoad":
-            written.add(node.buffer.data)
+        elif kind == "Call" and getattr(node.op, "name", "").startswith("tl.atomic_"):
+            target = getattr(node.args[0], "args", [None])[0]  # of a T.access_ptr
+            if type(target).__name__ == "BufferLoad":
+                written.add(target.buffer.data)
 
     stmt_functor.post_order_visit(pf.body, note)
     return [i for i, p in enumerate(pf.params) if p in pf.buffer_map and pf.buffer_map[p].data in written]

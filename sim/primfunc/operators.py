@@ -65,6 +65,21 @@ def _conversion(source: DType, target: DType) -> Callable[[Frame, Value], Value]
     return (lambda frame, x: x) if source is target else from_integer
 
 
+def _transpose(statements: Statements, call: Any) -> Run:
+    """target[..., j, i] = source[..., i, j]."""
+    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+    extents = source.sizes()
+    if source.fmt is not target.fmt or (*extents[:-2], extents[-1], extents[-2]) != target.sizes():
+        raise Unsupported(f"a transpose of {source.fmt.name} {extents} to {target.fmt.name} {target.sizes()}")
+
+    def run(frame: Frame) -> None:
+        value = source.read(frame).reshaped(extents)
+        data, poison = (None if x is None else np.swapaxes(x, -1, -2) for x in (value.data, value.poison))
+        target.write(frame, Value(value.machine, value.fmt, data, poison).reshaped(target.shape), "transpose")
+
+    return run
+
+
 def _im2col(statements: Statements, call: Any) -> Run:
     """Rows of image patches: element [m, k] of the tile is the pixel that output pixel m meets under weight k.
 
@@ -159,6 +174,7 @@ OPERATORS: dict[str, Callable[[Any, Any], Run]] = {
     "tl.tileop.copy": _copy,
     "tl.tileop.tma_copy": _copy,
     "tl.tileop.async_copy": _copy,
+    "tl.tileop.transpose": _transpose,
     "tl.tileop.im2col": _im2col,
     "tl.tileop.gemm": _gemm,
     "tl.tileop.wgmma_gemm": _gemm,

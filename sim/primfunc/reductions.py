@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..formats import Format, Integer
+from ..formats import BF16, FP16, Format, Integer
 from ..machine import Exact
 from ..tile import Index, Value
 from .frame import Frame, Unsupported
@@ -29,14 +29,15 @@ def _reduce(statements: Statements, call: Any) -> Run:
     """Source elements become the target's dtype, then merge."""
     source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
     op, dim, clear = str(call.args[2].value), int(call.args[3]), bool(call.args[4])
-    if call.annotations and call.annotations.get("nan_propagate"):
-        raise Unsupported("reduce with nan_propagate")
+    spread = bool(call.annotations and call.annotations.get("nan_propagate"))
     number, extents = statements.reductions, source.sizes()
     statements.reductions += 1
     if isinstance(source.fmt, Integer) and isinstance(target.fmt, Integer) and op in _INTEGER:
         return _reduce_integers(source, target, _INTEGER[op], dim, clear)
     if op not in _MERGE or not (isinstance(source.fmt, Format) and isinstance(target.fmt, Format)):
         raise Unsupported(f"reduce {op} of {source.fmt.name} into {target.fmt.name}")
+    if spread and (target.fmt not in (FP16, BF16) or source.fmt is not target.fmt):
+        raise Unsupported(f"reduce with nan_propagate of {source.fmt.name} into {target.fmt.name}")
     fmt, ordered, fused = target.fmt, _MERGE[op] == "add", statements.translator.contraction.keeps(call)
     if ordered:
         statements.sums.append(number)
@@ -50,11 +51,24 @@ def _reduce(statements: Statements, call: Any) -> Run:
         else:
             out = _extreme(machine, value.data, op, dim, fmt)
         result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), _any(value.poison, dim, target.shape))
-        if not clear:
-            result = target.read(frame).combine(_MERGE[op], result)
+        old = None if clear else target.read(frame)
+        if old is not None:
+            result = old.combine(_MERGE[op], result)
+        if spread:
+            result = _spread(result, value.data, dim, old)
         target.write(frame, result, f"reduce_{op}")
 
     return run
+
+
+def _spread(result: Value, source: np.ndarray, dim: int, old: Value | None) -> Value:
+    """nan_propagate: the NaN word wherever a source element, or what the target held, is NaN (__hmax_nan)."""
+    machine, fmt = result.machine, result.fmt
+    nan = fmt.is_nan(machine.to_words(source, fmt)).any(axis=dim + 1).reshape(-1, *result.data.shape[1:])
+    if old is not None:
+        nan = nan | fmt.is_nan(machine.to_words(old.data, fmt))
+    word = machine.from_words(np.asarray(fmt.nan, fmt.word), fmt)
+    return Value(machine, fmt, machine.select(nan, word, result.data), result.poison)
 
 
 def _sum(plan: Any, machine: Exact, value: Value, op: str, fmt: Format) -> np.ndarray:
@@ -98,44 +112,51 @@ def _reduce_integers(source: Region, target: Region, function: Any, dim: int, cl
     return run
 
 
-def _cumsum(statements: Statements, call: Any) -> Run:
-    """Inclusive sums along an axis: a warp scans 32 elements at a time and carries the last sum on."""
-    source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
-    dim, reverse, fmt = int(call.args[2]), bool(call.args[3]), source.fmt
-    if not isinstance(fmt, Format) or fmt is not target.fmt:
-        raise Unsupported(f"cumsum of {fmt.name} into {target.fmt.name}")
-    extents = source.sizes()
+def _scanned(merge: str, identity: float) -> Callable[[Any, Any], Run]:
+    """cumsum and cummax: a warp scans 32 elements along the axis at a time and carries the last result on."""
 
-    def run(frame: Frame) -> None:
-        value, machine = source.read(frame).reshaped(extents), frame.block.machine
-        data = np.moveaxis(value.data, dim + 1, -1)
-        out = np.moveaxis(_scan(machine, data, reverse, fmt), -1, dim + 1)
-        poison = None
-        if value.poison is not None:  # of an element: that of all whose segments reach it
-            poison = np.broadcast_to(value.poison.any(axis=dim + 1, keepdims=True), out.shape)
-        result = Value(machine, fmt, out, poison).reshaped(source.shape)
-        target.write(frame, result, "cumsum")
+    def make(statements: Statements, call: Any) -> Run:
+        source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
+        dim, reverse, fmt, extents = int(call.args[2]), bool(call.args[3]), source.fmt, source.sizes()
+        if not isinstance(fmt, Format) or fmt is not target.fmt:
+            raise Unsupported(f"cum{merge} of {fmt.name} into {target.fmt.name}")
 
-    return run
+        def run(frame: Frame) -> None:
+            value, machine = source.read(frame).reshaped(extents), frame.block.machine
+            data = np.moveaxis(value.data, dim + 1, -1)
+            out = _scan(machine, data, merge, machine.constant(identity, fmt), reverse, fmt)
+            out = np.moveaxis(out, -1, dim + 1)
+            poison = None
+            if value.poison is not None:  # what reaches an element is not followed
+                poison = np.broadcast_to(value.poison.any(axis=dim + 1, keepdims=True), out.shape)
+            target.write(frame, Value(machine, fmt, out, poison).reshaped(source.shape), "scan")
+
+        return run
+
+    return make
 
 
-def _scan(machine: Exact, x: np.ndarray, reverse: bool, fmt: Format) -> np.ndarray:
-    """x [..., N] summed inclusively, its segments padded with +0 at the end of the axis."""
-    n = x.shape[-1]
-    x = np.concatenate([x, np.zeros((*x.shape[:-1], -n % _SEGMENT), x.dtype)], axis=-1)
+def _scan(machine: Exact, x: np.ndarray, merge: str, identity: np.ndarray, reverse: bool, fmt: Format) -> np.ndarray:
+    """x [..., N] scanned inclusively, its segments padded with the identity at the end of the axis."""
+    n, function = x.shape[-1], getattr(machine, merge)
+    x = np.concatenate([x, np.full((*x.shape[:-1], -n % _SEGMENT), identity)], axis=-1)
     x = x[..., ::-1] if reverse else x
-    carry, parts = np.zeros((*x.shape[:-1], 1), x.dtype), []
+    carry, parts = np.full((*x.shape[:-1], 1), identity), []
     for first in range(0, x.shape[-1], _SEGMENT):
         part, offset = x[..., first : first + _SEGMENT], 1
         while offset < _SEGMENT:
-            moved = machine.add(part[..., offset:], part[..., :-offset], fmt)
+            moved = function(part[..., offset:], part[..., :-offset], fmt)
             part = np.concatenate([part[..., :offset], moved], axis=-1)
             offset *= 2
-        part = machine.add(part, carry, fmt)
+        part = function(part, carry, fmt)
         carry = part[..., -1:]
         parts.append(part)
     out = np.concatenate(parts, axis=-1)
     return (out[..., ::-1] if reverse else out)[..., :n]
 
 
-REDUCTIONS: dict[str, Callable[[Any, Any], Run]] = {"tl.tileop.reduce": _reduce, "tl.tileop.cumsum": _cumsum}
+REDUCTIONS: dict[str, Callable[[Any, Any], Run]] = {
+    "tl.tileop.reduce": _reduce,
+    "tl.tileop.cumsum": _scanned("add", 0.0),
+    "tl.tileop.cummax": _scanned("max", float("-inf")),
+}

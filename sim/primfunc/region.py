@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..formats import DType, Format
 from ..tile import Tensor, Tile, Value, rectangle
 from .expressions import as_index
@@ -31,9 +33,10 @@ class Access:
         else:
             target.store(key, value, guard, operator, keep_product)
 
-    def add(self, frame: Frame, key: tuple[Any, ...], value: Any) -> None:
-        """target[key] += value for each element, atomically."""
-        self.get(frame).add(key, value, frame.block, None if frame.guarded is None else frame.guarded.at)
+    def atomic(self, frame: Frame, function: np.ufunc, key: tuple[Any, ...], value: Any) -> None:
+        """target[key] = function(target[key], value) for each element, atomically."""
+        guard = None if frame.guarded is None else frame.guarded.at
+        self.get(frame).atomic(function, key, value, frame.block, guard)
 
 
 class Region:
@@ -100,10 +103,10 @@ class Region:
         with frame.block.walking(self.shape):
             self.access.store(frame, self._key(frame), value, operator)
 
-    def add(self, frame: Frame, value: Any) -> None:
-        """Atomic additions of [lanes or 1, *shape] to global memory."""
+    def atomic(self, frame: Frame, function: np.ufunc, value: Any) -> None:
+        """Atomic operations with [lanes or 1, *shape] on global memory."""
         with frame.block.walking(self.shape):
-            self.access.add(frame, self._key(frame), value)
+            self.access.atomic(frame, function, self._key(frame), value)
 
 
 def _extent(statements: Statements, e: Any) -> int | None:

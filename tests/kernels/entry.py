@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sim.arith import convert
-from sim.formats import FP32, dtype_named, to_words
+from sim.formats import FP32, Integer, dtype_named, to_words
 
 __all__ = ["E4M3", "E5M2", "BF16", "F16", "F32", "Kernel", "normal", "positive", "words_of", "zeros"]
 
@@ -105,6 +105,8 @@ def words_of(*shape: int, dtype: str) -> Input:
 
 def zeros(*shape: int, dtype: str = F32) -> Input:
     """An output that the kernel adds to."""
+    if isinstance(dtype_named(dtype), Integer):
+        return lambda n: np.zeros(shape, dtype)
     return lambda n: _typed(np.zeros(shape, np.float32), dtype)
 
 

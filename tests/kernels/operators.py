@@ -8,7 +8,7 @@ from typing import Any
 
 import tilelang.language as T
 
-from .entry import BF16, E4M3, F16, F32, Kernel, normal
+from .entry import BF16, E4M3, F16, F32, Kernel, normal, words_of, zeros
 
 M, N = 64, 80  # a scan's last segment of 32 is not full
 
@@ -28,6 +28,50 @@ def cumsum(dim: int, reverse: bool, dtype: str = F32) -> Callable[[], Any]:
         return main
 
     return make
+
+
+def transposed_running_max() -> Any:
+    """A tile transposed in shared memory, then running maxima along its rows, NaN and all."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2 * M, 64), "float16"), Y: T.Tensor((2, 64, M), "float16")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_shared((M, 64), "float16")
+            y = T.alloc_shared((64, M), "float16")
+            T.copy(X[bx * M, 0], x)
+            T.transpose(x, y)
+            T.cummax(y, dim=1)
+            T.copy(y, Y[bx, 0, 0])
+
+    return main
+
+
+def max_with_nan() -> Any:
+    """nan_propagate: NaN is not dropped."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2 * M, 128), "bfloat16"), Y: T.Tensor((2 * M,), "bfloat16")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_fragment((M, 128), "bfloat16")
+            top = T.alloc_fragment((M,), "bfloat16")
+            T.copy(X[bx * M, 0], x)
+            T.reduce_max(x, top, dim=1, nan_propagate=True)
+            T.copy(top, Y[bx * M])
+
+    return main
+
+
+def histogram() -> Any:
+    """Counts of values by atomics on integers, and the greatest value: in any order the same."""
+
+    @T.prim_func
+    def main(X: T.Tensor((4 * M, 128), "int32"), Y: T.Tensor((64,), "int32"), Z: T.Tensor((1,), "int32")):
+        with T.Kernel(4, threads=128) as bx:
+            for i, j in T.Parallel(M, 128):
+                T.atomic_add(Y[X[bx * M + i, j] & 63], 1)
+                T.atomic_max(Z[0], X[bx * M + i, j] & 1023)
+
+    return main
 
 
 def reduce_into_float32(op: str, dtype: str, dim: int) -> Callable[[], Any]:
@@ -182,6 +226,11 @@ KERNELS: dict[str, Kernel] = {
     "reduce_sum_bfloat16": Kernel(reduce_into_float32("sum", BF16, 1), [normal(2 * M, 128, dtype=BF16)]),
     "reduce_absmax_bfloat16": Kernel(reduce_into_float32("absmax", BF16, 1), [normal(2 * M, 128, dtype=BF16)]),
     "reduce_abssum_float16": Kernel(reduce_into_float32("abssum", F16, 1), [normal(2 * M, 128, dtype=F16)]),
+    "transposed_running_max": Kernel(transposed_running_max, [normal(2 * M, 64)]),
+    "max_with_nan": Kernel(max_with_nan, [normal(2 * M, 128, dtype=BF16)]),
+    "histogram": Kernel(
+        histogram, [words_of(4 * M, 128, dtype="int32"), zeros(64, dtype="int32"), zeros(1, dtype="int32")], 0
+    ),
     "best_index": Kernel(best_index, [normal(2 * M, 128, dtype=F32)]),
     "convolution": Kernel(convolution, [normal(2, 16, 16, 32), normal(9 * 32, 64)]),
     "gated": Kernel(gated, [normal(M, 128, dtype=F32)]),
