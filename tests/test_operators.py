@@ -409,3 +409,38 @@ def test_blocks_that_store_different_words_to_one_place_race_however_far_apart()
     assert result.events == [("race", "Y", "parallel")] and result.undetermined[0][:100].all()
     assert (sim.run(exchanged(1), np.ones_like(x), np.zeros_like(x))[:100] == 1).all()
     assert not sim.simulate(exchanged(2), x, np.zeros((200, 4), np.float32)).events
+
+
+def half_sums() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64, 128), "float16"), Y: T.Tensor((64,), "float16")):
+        with T.Kernel(1, threads=128):
+            x = T.alloc_fragment((64, 128), "float16")
+            y = T.alloc_fragment((64,), "float16")
+            T.copy(X, x)
+            T.reduce_sum(x, y, dim=1)
+            T.copy(y, Y)
+
+    return main
+
+
+def test_contiguous_half_precision_is_summed_in_pairs_of_accumulators() -> None:
+    """A thread holds 8 neighbours: it adds the even and the odd ones, joins the two, then 16 threads join."""
+    x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float16)
+    pairs = np.zeros((64, 16, 2), np.float16)
+    for n in range(4):
+        pairs = pairs + x.reshape(64, 16, 4, 2)[:, :, n]
+    total = pairs[..., 0] + pairs[..., 1]
+    for offset in (8, 4, 2, 1):
+        total = total + total[:, np.arange(16) ^ offset]
+    np.testing.assert_array_equal(run(half_sums(), x), total[:, 0])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_89", "sm_100", "sm_120"])
+def test_other_architectures_go_the_same_way_and_say_that_nobody_measured_them(arch: str) -> None:
+    from kernels import KERNELS
+
+    kernel = KERNELS["flash_grouped"]
+    result = sim.simulate(kernel.prim_func(), *kernel.inputs(), arch=arch)
+    assert "literature" in result.basis and arch in result.basis
+    assert result.undetermined == [None] and not result.events
