@@ -717,7 +717,14 @@ class View(Tile):
         poison = None
         if value.poison is not None:
             poison = _repoison(value.poison, self.base.fmt, self.fmt, (value.poison.shape[0], *self.shape))
-        return Value(value.machine, self.fmt, data, poison)
+        return Value(value.machine, self.fmt, data, poison, self._factors(value, self.shape))
+
+    def _factors(self, value: Value, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray] | None:
+        """An open product's factors as [lanes or 1, *shape]; none where words of another width are seen."""
+        if value.factors is None or self.fmt is not self.base.fmt:
+            return None
+        a, b = (np.broadcast_to(lift(x, value.data.ndim - 1), value.data.shape) for x in value.factors)
+        return a.reshape((a.shape[0], *shape)), b.reshape((b.shape[0], *shape))
 
     def assign(self, operator: str, value: Value, keep_product: bool = False) -> None:
         value = self.block.as_value(value, self.fmt) if isinstance(self.fmt, Format) else value
@@ -727,9 +734,11 @@ class View(Tile):
         if value.poison is not None:
             whole = np.broadcast_to(value.poison, (max(lead, value.poison.shape[0]), *self.shape))
             poison = _repoison(whole, self.fmt, self.base.fmt, (whole.shape[0], *self.base.shape))
-        self.base.assign(
-            operator, Value(value.machine, self.base.fmt, _recast(data, self.base.fmt, self.base.shape), poison)
-        )
+        words = _recast(data, self.base.fmt, self.base.shape)
+        factors = None
+        if data.shape == value.data.shape:
+            factors = self._factors(value, self.base.shape)
+        self.base.assign(operator, Value(value.machine, self.base.fmt, words, poison, factors), keep_product)
 
 
 def _recast(data: np.ndarray, fmt: DType, shape: tuple[int, ...]) -> np.ndarray:

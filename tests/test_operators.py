@@ -362,9 +362,24 @@ def unwritten_branch() -> Any:
     return main
 
 
-def test_nothing_is_known_after_a_branch_on_memory_that_nobody_wrote() -> None:
-    result = sim.simulate(unwritten_branch().with_attr("tilelang_out_idx", [1]), small(64))
-    assert result.undetermined[0] is not None and result.undetermined[0].all()
+def unwritten_extent() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_local((1,), "int32")
+            T.copy(X, Y)
+            for i in T.serial(n[0]):
+                Y[i] = 1.0
+
+    return main
+
+
+@pytest.mark.parametrize(("kernel", "lost"), [(unwritten_branch, 1), (unwritten_extent, 64)])
+def test_what_a_branch_on_memory_that_nobody_wrote_may_store_is_unknown(kernel: Any, lost: int) -> None:
+    """Both sides of an if may run; a loop of unknown extent may do anything."""
+    result = sim.simulate(kernel().with_attr("tilelang_out_idx", [1]), small(64))
+    mask = result.undetermined[0]
+    assert mask is not None and mask.tolist() == [i < lost for i in range(64)]
     assert [(kind, what) for kind, what, _ in result.events] == [("uninitialised", "a condition")]
 
 

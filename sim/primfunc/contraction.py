@@ -45,11 +45,15 @@ class _Version:
 
 
 class _Product:
-    """One product of the compiled code: whether something other than an addition uses it."""
+    """One product of the compiled code: whether something other than an addition uses it.
+
+    cleared: it lies in the accumulator of a wgmma that clears it. The first half of the compiler takes that for a use
+    and fuses nothing; the second does, up to the next shuffle or barrier.
+    """
 
     def __init__(self, scope: tuple[Any, ...], home: tuple[Any, ...], rank: float, statement: int, joins: int):
         self.scope, self.home, self.rank, self.statement, self.joins = scope, home, rank, statement, joins
-        self.rounded = False
+        self.rounded = self.cleared = False
 
 
 class Contraction:
@@ -93,6 +97,11 @@ class Contraction:
         """Whether the product that the store, copy or sum `s` takes is not rounded there."""
         product = self._stores.get(s)
         return product is not None and not product.rounded
+
+    def keeps_first(self, s: Any) -> bool:
+        """Whether the sum `s` fuses products only in what it adds before its first all-reduce."""
+        product = self._stores.get(s)
+        return product is not None and product.cleared
 
     def ask(self, sentence: str) -> None:
         if sentence not in self.questions:
@@ -291,6 +300,10 @@ class _Walk:
         if name == "tl.tileop.reduce" and str(call.args[2].value) == "sum" and self._summed(call):
             self._write(call, call.args[1])
             return
+        if name in ("tl.tileop.gemm", "tl.tileop.wgmma_gemm") and _only_written(call.args[2]):
+            if by_wgmma(call, self.threads):
+                for product in self.held(call.args[2].args[0].buffer.data).products():
+                    product.cleared = True
         for argument in getattr(call, "args", ()):
             if _only_written(argument):
                 for index in argument.args[0].indices:
@@ -600,6 +613,22 @@ def _stored(s: Any) -> Iterator[Any]:
                 name = getattr(getattr(argument, "op", None), "name", "")
                 if name == "tl.region" and int(argument.args[1]) & 2 or name == "tl.access_ptr":
                     yield argument.args[0].buffer.data
+
+
+def by_wgmma(call: Any, threads: int) -> bool:
+    """Whether TileLang makes wgmma instructions of a T.gemm on sm_90 (src/cuda/op/gemm.cc of 0.1.15, AllowWgmma)."""
+    a, b, c = (x.args[0].buffer for x in call.args[:3])
+    (m, _, k), straight = (int(x) for x in call.args[5:8]), not bool(call.args[3]) and bool(call.args[4])
+    if int(m) < 64 or threads % 128 or not b.scope().startswith("shared"):
+        return False
+    x, y, z = (str(t.dtype) for t in (a, b, c))
+    if x == y and x in _HALF:
+        return k % 16 == 0 and (z == "float32" or z == x == "float16")
+    if x.startswith("float8") and y.startswith("float8"):
+        return straight and k % 32 == 0 and z in ("float32", "float16")
+    if x == y == "tfloat32":
+        return straight and k % 8 == 0 and z == "float32"
+    return {x, y} <= {"int8", "uint8"} and straight and k % 32 == 0 and z == "int32"
 
 
 def _only_written(argument: Any) -> bool:

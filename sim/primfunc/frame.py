@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,14 @@ class Frame:
 
     guard: an Index of bools for the elements whose expression is really evaluated (the taken side of a select, the
     body of an if); None when all are. What is outside may be anything, and must not leak.
+    doubt: where it cannot be known whether what runs now runs at all; None: nowhere.
     """
 
     def __init__(self, block: Block):
         self.block = block
         self.variables: dict[Any, tuple[Lanes, Any]] = {}
         self.guarded: Index | None = None
+        self.doubt: Index | None = None
         self.tiles: dict[Any, Any] = {}
         self.plans: Any = None
 
@@ -94,26 +96,55 @@ class Frame:
         finally:
             self.guarded = outer
 
+    def unknown(self, x: Any) -> Index | None:
+        """Where a condition or a count that matters depends on memory that nobody wrote; None: nowhere."""
+        if not isinstance(x, Index) or x.poison is None:
+            return None
+        found = Index(x.poison) if self.guarded is None else Index(x.poison).apply(np.logical_and, self.guarded)
+        return found if found.at.any() else None
+
     def known(self, x: Any, where: str) -> Any:
-        """A condition or a count that decides what runs. Raises Lost where it cannot be known."""
-        if isinstance(x, Index) and x.poison is not None:
-            guard = self.guarded
-            poison = x.poison if guard is None else Index(x.poison).apply(np.logical_and, guard).at
-            if poison.any():
-                raise Lost(where)
+        """A count or a condition that decides how often something runs. Raises Lost where it cannot be known."""
+        if self.unknown(x) is not None:
+            raise Lost(where)
         return x
+
+    @contextmanager
+    def doubting(self, where: Index) -> Iterator[None]:
+        """Run what may not run where `where` holds: what it stores there cannot be known."""
+        outer = self.doubt
+        self.doubt = where if outer is None else outer.apply(np.logical_or, where)
+        try:
+            yield
+        finally:
+            self.doubt = outer
+
+    def doubted(self, value: Any, fmt: DType) -> Any:
+        """A value that is stored, unknown where the store itself is in doubt."""
+        if self.doubt is None:
+            return value
+        value = self.block.as_value(value, fmt)
+        return Value(value.machine, value.fmt, value.data, either(value.poison, self.doubt.at))
+
+    def taking(self, side: Index) -> AbstractContextManager[None]:
+        """Run one side of a branch: some lanes, or some elements of a T.Parallel loop."""
+        if side.at.ndim > 1:
+            return self.guard(side)
+        return self.running(self.lanes.where(np.broadcast_to(side.at, (self.lanes.count,))))
 
     @contextmanager
     def running(self, lanes: Lanes) -> Iterator[None]:
         """Run with `lanes` only."""
-        outer, guarded = self.block.lanes, self.guarded
+        outer, guarded, doubt = self.block.lanes, self.guarded, self.doubt
         if guarded is not None:
             self.guarded = Index(rows(guarded.at, lanes.among(outer)))
+        if doubt is not None:
+            self.doubt = Index(rows(doubt.at, lanes.among(outer)))
         self.block.lanes = lanes
         try:
             yield
         finally:
-            self.block.lanes, self.guarded = outer, guarded
+            self.block.lanes, self.guarded, self.doubt = outer, guarded, doubt
 
     # values
 

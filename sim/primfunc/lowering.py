@@ -26,24 +26,33 @@ from ..tile import Block, Index
 from .expressions import Translator
 from .frame import Frame, Unsupported
 
-__all__ = ["Plan", "Plans", "cache_folder", "lower", "placed"]
+__all__ = ["Plan", "Plans", "cache_folder", "held_record", "lower", "placed"]
 
 
-_VERSION = "tilelang 0.1.15, plans 3"  # what a kept plan was made by
+_VERSION = "tilelang 0.1.15, plans 4"  # what a kept plan was made by
 
 
 @dataclass
 class Plan:
-    """The order of a sum: int [outputs, steps, lanes], the flat source element a lane adds at a step; -1 for none."""
+    """The order of a sum: int [outputs, steps, lanes], the flat source element a lane adds at a step; -1 for none.
+
+    first: bool [outputs], which of them a thread sums before its first all-reduce
+    """
 
     index: np.ndarray
+    first: np.ndarray
 
     def sum(self, machine: Exact, data: np.ndarray, fmt: Format) -> np.ndarray:
         """data [lanes or 1, *source] summed: [lanes or 1, outputs]."""
         return machine.sum_lanes(self._steps(data), fmt)
 
-    def sum_products(self, machine: Exact, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
-        """The same of the products a * b, each fused with its addition."""
+    def sum_products(
+        self, machine: Exact, a: np.ndarray, b: np.ndarray, fmt: Format, first_only: bool = False
+    ) -> np.ndarray:
+        """The same of the products a * b, each fused with its addition; first_only: but for outputs after the first."""
+        if first_only and not self.first.all():
+            fused, rounded = self.sum_products(machine, a, b, fmt), self.sum(machine, machine.mul(a, b, fmt), fmt)
+            return np.where(self.first, fused, rounded)
         x, y = self._steps(a), self._steps(b)
         total = np.zeros(x.shape[1:], x.dtype)
         for step in range(x.shape[0]):
@@ -214,7 +223,8 @@ def make_plan(call: Any, loop: tuple[Any, list[Any], list[str]], layouts: dict[A
     shape = (int(np.prod(extents[:-1])), extents[-1])
     targets, sources = (np.broadcast_to(evaluate(e, values), int(np.prod(extents))).reshape(shape) for e in (to, frm))
     order = dict(zip(targets[:, 0].tolist(), sources, strict=True))  # target register -> source registers in order
-    return Plan(_index(src, dst, order, offsets, extents[-1], pack))
+    first = np.asarray(dst.register == targets[0, 0]) | (not offsets)
+    return Plan(_index(src, dst, order, offsets, extents[-1], pack), first)
 
 
 def _consumer(
@@ -353,23 +363,32 @@ class Plans:
         path = cache_folder() / f"{self._key()}.npz"
         try:
             with np.load(path) as kept:
-                self.made = {int(name): Plan(kept[name]) for name in kept.files}
+                self.made = {int(n): Plan(kept[n], kept[f"{n}_first"]) for n in kept.files if n.isdigit()}
         except (OSError, ValueError, EOFError, zipfile.BadZipFile):
             self.made = {}
         if set(sums) <= set(self.made):
             return
         found = reduction_plans(self.pf, self.target, self.configs, self.count)
         self.made = {number: make_plan(*found[number], evaluate) for number in sums}
-        _keep(path, {str(number): plan.index for number, plan in self.made.items()})
+        _keep(path, {str(number): _smallest(plan.index) for number, plan in self.made.items()}
+              | {f"{number}_first": plan.first for number, plan in self.made.items()})  # fmt: skip
 
     def _key(self) -> str:
-        configs = sorted((k, str(v)) for k, v in self.configs.items() if k != "tl.enable_fast_math")  # nvcc's alone
-        facts = [_VERSION, self.target, configs, self.count]
-        text = repr(facts) + str(self.pf.script(show_meta=True))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        configs = {k: v for k, v in self.configs.items() if k != "tl.enable_fast_math"}  # nvcc's alone
+        return _digest(_VERSION, self.pf, self.target, configs)
 
     def __call__(self, number: int) -> Plan:
         return self.made[number]
+
+
+def _digest(what: str, pf: Any, target: str, configs: dict[str, Any]) -> str:
+    facts = [what, target, sorted((k, str(v)) for k, v in configs.items())]
+    return hashlib.sha256((repr(facts) + str(pf.script(show_meta=True))).encode()).hexdigest()[:32]
+
+
+def held_record(pf: Any, target: str, configs: dict[str, Any]) -> Path:
+    """The file that exists when the rule of contraction has held against this kernel's compiled code."""
+    return cache_folder() / f"{_digest('contraction held 1', pf, target, configs)}.held"
 
 
 def cache_folder() -> Path:
@@ -382,7 +401,7 @@ def _keep(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """Write arrays whole or not at all; a cache that cannot be written costs only time."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_arrays(path, {}, {name: _smallest(x) for name, x in arrays.items()})
+        save_arrays(path, {}, arrays)
 
 
 def _smallest(x: np.ndarray) -> np.ndarray:

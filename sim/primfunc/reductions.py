@@ -38,7 +38,8 @@ def _reduce(statements: Statements, call: Any) -> Run:
         raise Unsupported(f"reduce {op} of {source.fmt.name} into {target.fmt.name}")
     if spread and (target.fmt not in (FP16, BF16) or source.fmt is not target.fmt):
         raise Unsupported(f"reduce with nan_propagate of {source.fmt.name} into {target.fmt.name}")
-    fmt, ordered, fused = target.fmt, _MERGE[op] == "add", statements.translator.contraction.keeps(call)
+    fmt, ordered, contraction = target.fmt, _MERGE[op] == "add", statements.translator.contraction
+    fused, first_only = contraction.keeps(call), contraction.keeps_first(call)
     if ordered:
         statements.sums.append(number)
 
@@ -47,7 +48,7 @@ def _reduce(statements: Statements, call: Any) -> Run:
         if source.fmt is not fmt:
             value = frame.convert(value, fmt)
         if ordered:
-            out = _sum(frame.plans(number), machine, value if fused else value.rounded(), op, fmt)
+            out = _sum(frame.plans(number), machine, value if fused else value.rounded(), op, fmt, first_only)
         else:
             out = _extreme(machine, value.data, op, dim, fmt)
         result = Value(machine, fmt, out.reshape((out.shape[0], *target.shape)), _any(value.poison, dim, target.shape))
@@ -71,12 +72,12 @@ def _spread(result: Value, source: np.ndarray, dim: int, old: Value | None) -> V
     return Value(machine, fmt, machine.select(nan, word, result.data), result.poison)
 
 
-def _sum(plan: Any, machine: Exact, value: Value, op: str, fmt: Format) -> np.ndarray:
-    """A sum in the plan's order; products that are still open are fused with the additions."""
+def _sum(plan: Any, machine: Exact, value: Value, op: str, fmt: Format, first_only: bool) -> np.ndarray:
+    """A sum in the plan's order; products that are still open are fused with the additions (first_only: of Plan)."""
     if op == "abssum":
         return np.asarray(plan.sum(machine, machine.abs(value.data, fmt), fmt))
     if value.factors is not None:
-        return np.asarray(plan.sum_products(machine, *value.factors, fmt))
+        return np.asarray(plan.sum_products(machine, *value.factors, fmt, first_only))
     return np.asarray(plan.sum(machine, value.data, fmt))
 
 

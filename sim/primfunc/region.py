@@ -28,6 +28,7 @@ class Access:
         self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel", keep_product: bool = False
     ) -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
+        value = frame.doubted(value, self.fmt)
         if isinstance(target, Tensor):
             target.store(key, value, frame.block, guard, operator)
         else:
@@ -36,7 +37,7 @@ class Access:
     def atomic(self, frame: Frame, function: np.ufunc, key: tuple[Any, ...], value: Any) -> None:
         """target[key] = function(target[key], value) for each element, atomically."""
         guard = None if frame.guarded is None else frame.guarded.at
-        self.get(frame).atomic(function, key, value, frame.block, guard)
+        self.get(frame).atomic(function, key, frame.doubted(value, self.fmt), frame.block, guard)
 
 
 class Region:
@@ -96,7 +97,7 @@ class Region:
         """Store [lanes or 1, *shape]; out of bounds writes to global memory are dropped."""
         tile = self.whole(frame)
         if tile is not None:
-            value = value.reshaped(tile.shape)
+            value = frame.doubted(value.reshaped(tile.shape), tile.fmt)
             value = frame.block.as_value(value, tile.fmt) if isinstance(tile.fmt, Format) else value
             tile.assign(operator, value, keep_product)
             return

@@ -15,7 +15,7 @@ from ..tile import Block, Index, Tensor, Undetermined, either
 from .contraction import Contraction
 from .frame import Frame, Lost, Unsupported
 from .kernel import Kernel, Tensors, as_array, kernel_of
-from .lowering import Plans
+from .lowering import Plans, held_record
 from .statements import Need, Program, Statements
 
 __all__ = ["Result", "run", "simulate", "support"]
@@ -101,7 +101,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
         [as_array(t, like) for t in tensors.found],
         [_unknown(t) for t in tensors.found],
         sorted(set(launches.events)),
-        _basis(record, statements.translator.contraction.questions),
+        _basis(own, record, configs, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
     )
     tensors.write_back()
@@ -148,10 +148,12 @@ def _translated(
     return statements
 
 
-def _basis(record: Arch, questions: list[str]) -> str:
-    """What the words rest on."""
+def _basis(kernel: Kernel, record: Arch, configs: dict[str, Any], questions: list[str]) -> str:
+    """What the words rest on: arithmetic that was measured or is literature, and how well contraction is known."""
+    held = held_record(kernel.prim_func, _TARGET.get(record.name, record.name), configs).exists()
     known = f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule"
-    return known + (f", open: {'; '.join(questions)}" if questions else "")
+    known += ", held against this kernel's compiled code" if held else ""
+    return known + (f", open: {'; '.join(questions)}" if questions and not held else "")
 
 
 class _Launches:

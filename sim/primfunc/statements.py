@@ -346,19 +346,19 @@ class Statements:
         other = self.statement(s.else_case) if s.else_case is not None else None
 
         def run(frame: Frame) -> None:
-            taken = frame.known(condition(test(frame)), where)
+            taken = condition(test(frame))
             if isinstance(taken, bool):
                 (then if taken else other or _nothing)(frame)
-            elif taken.at.ndim > 1:
-                for side, body in ((taken, then), (taken.apply(_not, 0), other)):
+                return
+            unknown, sides = frame.unknown(taken), (taken, taken.apply(_not, 0))
+            with contextlib.ExitStack() as stack:
+                if unknown is not None:  # both sides, in doubt
+                    frame.block.report("uninitialised", "a condition", where)
+                    stack.enter_context(frame.doubting(unknown))
+                    sides = (sides[0].apply(np.logical_or, unknown), sides[1].apply(np.logical_or, unknown))
+                for side, body in zip(sides, (then, other), strict=True):
                     if body is not None and side.at.any():
-                        with frame.guard(side):
-                            body(frame)
-            else:
-                chosen, outer = np.broadcast_to(taken.at, (frame.lanes.count,)), frame.lanes
-                for these, body in ((chosen, then), (~chosen, other)):
-                    if body is not None and these.any():
-                        with frame.running(outer.where(these)):
+                        with frame.taking(Index(side.at)):
                             body(frame)
 
         return run
