@@ -223,6 +223,20 @@ def test_watch_calls_back_with_values_block_and_iteration() -> None:
     assert seen[-2:] == [(out[0, 0], 0, 8), (out[64, 0], 1, 8)]
 
 
+def test_what_does_not_fit_is_one_sentence() -> None:
+    x = small(256, 128, dtype=np.float16)
+    for wrong, said in (
+        ({"watch": {"acc": print}}, "watch must name tiles of the kernel, one of out, parts, x, not 'acc'"),
+        ({"blocks": "x"}, "blocks must be numbers of thread blocks, 0 or greater, not 'x'"),
+        ({"blocks": [4]}, r"blocks must have numbers of the grid's thread blocks, not \[4\] alone"),
+        ({"arch": "sm_1"}, "arch must be one of sm_70, .*, not 'sm_1'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(operators.two_launches(), x, **wrong)
+    with pytest.raises(TypeError, match="X must be an array, a tensor or a pair .*, not list"):
+        run(operators.two_launches(), [1.0])
+
+
 def test_progress_counts_thread_blocks() -> None:
     seen: list[tuple[int, int]] = []
     run(operators.two_launches(), small(256, 128, dtype=np.float16), progress=lambda *n: seen.append(n))

@@ -147,7 +147,11 @@ def _sizes(pf: Any, given: dict[int, Any]) -> dict[Any, Any]:
 
 def _bind_sizes(buffer: Any, array: Any, sizes: dict[Any, Any]) -> None:
     """Give each symbolic size of a buffer its value from the array that is passed."""
-    shape = array[0].shape if isinstance(array, tuple) else array.shape
+    shape = getattr(array[0] if isinstance(array, tuple) else array, "shape", None)
+    if shape is None:
+        raise TypeError(
+            f"{buffer.name} must be an array, a tensor or a pair (words, Format), not {type(array).__name__}"
+        )
     for symbol, size in zip(buffer.shape, shape, strict=False):
         if type(symbol).__name__ == "Var" and sizes.setdefault(symbol, int(size)) != int(size):
             raise ValueError(f"{buffer.name} has {symbol.name} = {int(size)}, another tensor {sizes[symbol]}")

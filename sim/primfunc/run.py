@@ -94,7 +94,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     for missing in _dots(record, statements):
         raise missing
     launches = _Launches(statements, machine(record, fast), plans, tensors, blocks)
-    launches.watch, launches.progress = watch or {}, progress
+    launches.watch, launches.progress = _watched(watch or {}, statements.names), progress
     launches.run()
     like = arrays[0] if arrays else None
     result = Result(
@@ -106,6 +106,13 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     )
     tensors.write_back()
     return result
+
+
+def _watched(watch: dict[str, Watch], names: set[str]) -> dict[str, Watch]:
+    for name in watch:
+        if name not in names:
+            raise ValueError(f"watch must name tiles of the kernel, one of {', '.join(sorted(names))}, not {name!r}")
+    return watch
 
 
 def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | None = None,
@@ -156,6 +163,14 @@ def _basis(kernel: Kernel, record: Arch, configs: dict[str, Any], questions: lis
     return known + (f", open: {'; '.join(questions)}" if questions and not held else "")
 
 
+def _numbers(blocks: Any) -> list[int]:
+    """The chosen thread blocks, ascending. Raises ValueError."""
+    found = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else [blocks]
+    if not all(isinstance(b, int | np.integer) and b >= 0 for b in found):
+        raise ValueError(f"blocks must be numbers of thread blocks, 0 or greater, not {blocks!r}")
+    return sorted({int(b) for b in found})
+
+
 class _Launches:
     """The launches of a kernel, one after another, the thread blocks of each some of them in step."""
 
@@ -166,11 +181,14 @@ class _Launches:
         self.events: list[tuple[str, str, str]] = []
         self.shared = list(statements.tensors.values())  # all global memory, T.alloc_global's too
         self.partial = blocks is not None
-        self.work = [(program, self._grid(program, blocks)) for program in statements.programs]
+        chosen = None if blocks is None else _numbers(blocks)
+        self.work = [(program, self._grid(program, chosen)) for program in statements.programs]
+        if chosen is not None and not any(len(numbers) for _, (_, numbers) in self.work):
+            raise ValueError(f"blocks must have numbers of the grid's thread blocks, not {chosen} alone")
         for tensor in self.shared if self.partial else ():
             tensor.memory.stored = np.zeros(tensor.memory.units(), bool)
 
-    def _grid(self, program: Program, blocks: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _grid(self, program: Program, blocks: list[int] | None) -> tuple[np.ndarray, np.ndarray]:
         """blockIdx [axes, thread blocks] and their numbers in the grid."""
         empty = Frame(Block(self.machine, 1, program.threads))
         empty.define(self.tensors.sizes)
@@ -180,7 +198,7 @@ class _Launches:
         grid = np.indices([int(e) for e in extents]).reshape(len(extents), -1)
         numbers = np.arange(grid.shape[1])
         if blocks is not None:
-            numbers = numbers[sorted({int(b) for b in blocks if 0 <= int(b) < grid.shape[1]})]
+            numbers = numbers[[b for b in blocks if b < grid.shape[1]]]
         return grid[:, numbers], numbers
 
     def run(self) -> None:

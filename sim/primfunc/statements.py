@@ -106,6 +106,7 @@ class Statements:
         self.reductions = 0  # reduce operators seen so far, in program order
         self.gemms: list[tuple[Any, Any, str]] = []  # operand and accumulator formats, and the source line
         self.sums: list[int] = []  # those whose order matters
+        self.names: set[str] = set()  # the tiles
         self.threads: set[Any] = set()  # variables that are a thread's index
         self.translator = Translator(self.load, self.need)
         self._program: Program | None = None
@@ -261,6 +262,7 @@ class Statements:
         """A tile of each thread block, or with T.alloc_global memory that all of them share."""
         scope, shape, fmt = buffer.scope(), self.shape(buffer.shape), dtype_of(buffer)
         self.need(f"buffer in scope {scope}")
+        self.names.add(str(buffer.name))
         if scope == "global":
             self.tensors[buffer.data] = Tensor.unwritten(str(buffer.name), shape, fmt)
         elif scope in _LOCAL:
