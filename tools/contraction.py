@@ -47,13 +47,9 @@ FUNCTIONS = {  # a one-line kernel for each function that CUDA expands into arit
 
 
 class Terms:
-    """Expressions by number, equal ones once: (operation, operands...). Number 0 is the constant zero.
+    """Expressions by number, equal ones once: (operation, operands...). Number 0 is the constant zero."""
 
-    doubling: x + x is a product with 2, as the compiler makes it; else both are elements that look alike.
-    """
-
-    def __init__(self, doubling: bool = True) -> None:
-        self.doubling = doubling
+    def __init__(self) -> None:
         self.nodes: list[tuple[Any, ...]] = []
         self._numbers: dict[tuple[Any, ...], int] = {}
         self.constant(0.0)
@@ -111,11 +107,9 @@ class Terms:
         return "?" if node[0] == "select" else node[0] if node[0] in (*ARITHMETIC, "?") else "x"
 
     def shape(self, x: int) -> tuple[Any, ...]:
-        """An arithmetic term and what its operands are, in one order; a doubling is a product with 2."""
+        """An arithmetic term and what its operands are, in one order."""
         name, *operands = self.nodes[x]
         kinds = [self.kind(o) for o in operands]
-        if self.doubling and name == "add" and operands[0] == operands[1]:
-            return "mul", tuple(sorted(("2", kinds[0])))
         return (name, tuple(sorted(kinds[:2])), *kinds[2:])
 
     def shapes(self, roots: Iterable[int]) -> set[tuple[Any, ...]]:
@@ -142,7 +136,7 @@ class Symbolic(Exact):
 
     def __init__(self, arch: Any, fast_math: bool, names: dict[int, str] | None = None):
         super().__init__(arch, fast_math)
-        self.terms, self.names = Terms(doubling=False), names or {}
+        self.terms, self.names = Terms(), names or {}
         self.roots: set[int] = set()
         self.stored: dict[str, list[int]] = {}
         self.functions: set[str] = set()
@@ -436,6 +430,8 @@ class Reader:
                 return self.terms.term("mul", *values[:2])
             if kind == "add" and operation[0] == "F" and "-RZ" in operands[:2]:
                 return values[operands[0] == "-RZ"]
+            if kind == "add" and 0 in values and "abs" in (self.terms.nodes[v][0] for v in values):
+                return max(values)  # a magnitude, flushed
             return self.terms.term(kind, *values[: 3 if kind == "fma" else 2])  # a literal pair is one literal twice
         if operation in ("FMNMX", "HMNMX2"):
             return self.terms.term(
@@ -499,7 +495,8 @@ def loops(lines: list[str]) -> list[Counter[str]]:
 
 
 def matches(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    """Whether two shapes may be the same: "?" may be anything."""
+    """Whether two shapes may be the same: "?" may be anything, and a product with 2 is a doubling."""
+    a, b = (("add", (s[1][1], s[1][1])) if s[0] == "mul" and s[1][0] == "2" else s for s in (a, b))
     if a[0] != b[0] or len(a) != len(b):
         return False
 
