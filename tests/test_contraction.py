@@ -112,3 +112,19 @@ def test_the_compiler_does_what_the_form_says(name: str, fast_math: bool) -> Non
     if "?" in expected:
         pytest.skip("a function that CUDA expands")
     assert set(compiled(fast_math)[f"form_{n}_kernel"]) == {expected}
+
+
+def test_the_basis_says_when_contraction_was_held_against_a_kernels_compiled_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import kernels
+
+    import sim
+    from sim.primfunc.lowering import held_record
+
+    monkeypatch.setenv("TILEWORDS_CACHE", str(tmp_path))
+    kernel = kernels.KERNELS["rms_norm"]
+    pf, given, fast = kernel.prim_func(), kernel.inputs(), {"tl.enable_fast_math": True}
+    held_record(kernel.make(), "sm_90a", fast).touch()
+    basis = [sim.simulate(pf, *given, pass_configs=configs).basis for configs in (fast, {})]
+    assert basis[0].endswith("by rule, held against this kernel's compiled code") and basis[1].endswith("by rule")

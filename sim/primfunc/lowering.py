@@ -382,6 +382,8 @@ class Plans:
 
 
 def _digest(what: str, pf: Any, target: str, configs: dict[str, Any]) -> str:
+    """A name for a kernel and how it is lowered; which outputs the call makes does not matter."""
+    pf = pf.without_attr("tilelang_out_idx") if pf.attrs else pf
     facts = [what, target, sorted((k, str(v)) for k, v in configs.items())]
     return hashlib.sha256((repr(facts) + str(pf.script(show_meta=True))).encode()).hexdigest()[:32]
 
