@@ -183,6 +183,12 @@ def _integer_words(array: Any, fmt: Integer, name: str) -> np.ndarray:
 
 def written(pf: Any) -> list[int]:
     """The parameters that the PrimFunc stores to."""
+    found = stores(pf.body)
+    return [i for i, p in enumerate(pf.params) if p in pf.buffer_map and pf.buffer_map[p].data in found]
+
+
+def stores(body: Any) -> set[Any]:
+    """The data variables of the buffers that a statement stores to."""
     from tvm.tirx import stmt_functor
 
     written: set[Any] = set()
@@ -198,5 +204,5 @@ def written(pf: Any) -> list[int]:
             if type(target).__name__ == "BufferLoad":
                 written.add(target.buffer.data)
 
-    stmt_functor.post_order_visit(pf.body, note)
-    return [i for i, p in enumerate(pf.params) if p in pf.buffer_map and pf.buffer_map[p].data in written]
+    stmt_functor.post_order_visit(body, note)
+    return written

@@ -11,10 +11,10 @@ import numpy as np
 from ..arch import Arch
 from ..arch import arch as find_arch
 from ..machine import Exact
-from ..tile import Block, Index, Tensor, Undetermined, either
+from ..tile import Block, Index, Report, Tensor, Undetermined, either
 from .contraction import Contraction
 from .frame import Frame, Lost, Unsupported
-from .kernel import Kernel, Tensors, as_array, kernel_of
+from .kernel import Kernel, Tensors, as_array, kernel_of, stores
 from .lowering import Plans, held_record
 from .statements import Need, Program, Statements
 
@@ -34,15 +34,15 @@ class Result:
 
     outputs:      the output tensors, in the order of the parameters
     undetermined: for each output a bool mask of the elements that cannot be known, or None
-    events:       (kind, buffer, operator) of what a kernel should not do: out_of_bounds, race, atomic_order,
-                  device_assert
+    events:       what a kernel should not do: accesses out of bounds, races, reads of what nobody wrote, an order of
+                  float atomics that matters, failed assertions
     basis:        what the words rest on, one line
     names:        the outputs' parameter names
     """
 
     outputs: list[Any]
     undetermined: list[np.ndarray | None]
-    events: list[tuple[str, str, str]] = field(default_factory=list)
+    events: list[Report] = field(default_factory=list)
     basis: str = ""
     names: list[str] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ def run(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs
                       watch=watch, progress=progress)  # fmt: skip
     unknown = sum(int(mask.sum()) for mask in result.undetermined if mask is not None)
     if unknown:
-        why = sorted({f"{kind} of {buffer} in {operator}" for kind, buffer, operator in result.events})
+        why = [str(event) for event in result.events]
         error = Undetermined(
             f"{unknown} outputs cannot be known" + (f": {', '.join(why)}" if why else "") or "", result
         )
@@ -100,7 +100,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     result = Result(
         [as_array(t, like) for t in tensors.found],
         [_unknown(t) for t in tensors.found],
-        sorted(set(launches.events)),
+        sorted(launches.events.values(), key=lambda e: (e.kind, e.buffer, e.operator, e.where)),
         _basis(own, record, configs, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
     )
@@ -178,8 +178,9 @@ class _Launches:
         self.machine, self.plans, self.tensors = machine, plans, tensors
         self.watch: dict[str, Watch] = {}
         self.progress: Progress | None = None
-        self.events: list[tuple[str, str, str]] = []
+        self.events: dict[tuple[str, ...], Report] = {}
         self.shared = list(statements.tensors.values())  # all global memory, T.alloc_global's too
+        self.by_data = dict(statements.tensors)
         self.partial = blocks is not None
         chosen = None if blocks is None else _numbers(blocks)
         self.work = [(program, self._grid(program, chosen)) for program in statements.programs]
@@ -207,7 +208,7 @@ class _Launches:
             for tensor in self.shared:
                 tensor.memory.writer = None
             if launch and self.partial:
-                self._forget()
+                self._forget(self.work[launch - 1][0])
             for first in range(0, len(numbers), _STEP):
                 chosen = slice(first, first + _STEP)
                 self._step(program, grid[:, chosen], numbers[chosen])
@@ -215,12 +216,12 @@ class _Launches:
                 if self.progress is not None:
                     self.progress(done, total)
 
-    def _forget(self) -> None:
-        """Blocks that were not chosen may have stored anything: a later launch cannot know it."""
-        for tensor in self.shared:
-            stored = tensor.memory.stored
-            if stored is not None and stored.any():
-                tensor.memory.poison = either(tensor.memory.poison, ~stored)
+    def _forget(self, program: Program) -> None:
+        """Blocks that were not chosen, be it all, may have stored anything: a later launch cannot know it."""
+        for data in stores(program.body):
+            memory = self.by_data[data].memory if data in self.by_data else None
+            if memory is not None and memory.stored is not None:
+                memory.poison = either(memory.poison, ~memory.stored)
 
     def _step(self, program: Program, grid: np.ndarray, numbers: np.ndarray) -> None:
         frame = Frame(Block(self.machine, len(numbers), program.threads))
@@ -231,10 +232,11 @@ class _Launches:
         try:
             program.run(frame)
         except Lost as lost:
-            frame.block.report("uninitialised", "a condition", lost.where)
+            frame.block.where = lost.where
+            frame.block.report("uninitialised", "a condition", "for")
             for tensor in self.shared:
                 tensor.memory.lose()
-        self.events += frame.block.reports
+        self.events = frame.block.reports | self.events  # the first one counts
 
 
 def _unknown(tensor: Tensor) -> np.ndarray | None:

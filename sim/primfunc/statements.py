@@ -45,9 +45,13 @@ class Need:
 
 
 class Program:
-    """A translated kernel launch: `run(frame)` for blocks in step; grid: the blockIdx variables and their extents."""
+    """A translated kernel launch: `run(frame)` for blocks in step; grid: the blockIdx variables and their extents.
+
+    body: the statement that it was translated from
+    """
 
     def __init__(self) -> None:
+        self.body: Any = None
         self.grid: list[tuple[Any, str, Evaluate]] = []
         self.threads = 1
         self.run: Run = lambda frame: None
@@ -190,7 +194,7 @@ class Statements:
             if kind in _NEEDS:
                 self.need(_NEEDS[kind])
             run: Run = method(s)
-            return run
+            return _at_line(run, self.where) if kind in ("BufferStore", "Evaluate") and run is not _nothing else run
         except Unsupported as error:
             self._missing(error)
             return _nothing
@@ -335,7 +339,7 @@ class Statements:
                 raise Unsupported(f"a loop bound to {tag}")
             program.grid.append((s.loop_var, tag, self.translator.expression(s.extent)))
             s = s.body
-        program.run = self.statement(s)
+        program.body, program.run = s, self.statement(s)
         self.programs.append(program)
         self._program = None
         return lambda frame: None
@@ -355,7 +359,8 @@ class Statements:
             unknown, sides = frame.unknown(taken), (taken, taken.apply(_not, 0))
             with contextlib.ExitStack() as stack:
                 if unknown is not None:  # both sides, in doubt
-                    frame.block.report("uninitialised", "a condition", where)
+                    frame.block.where = where
+                    frame.block.report("uninitialised", "a condition", "if")
                     stack.enter_context(frame.doubting(unknown))
                     sides = (sides[0].apply(np.logical_or, unknown), sides[1].apply(np.logical_or, unknown))
                 for side, body in zip(sides, (then, other), strict=True):
@@ -458,6 +463,16 @@ def _extern(s: Any) -> str:
     if type(call).__name__ != "Call" or call.op.name != "tirx.call_extern":
         return ""
     return str(call.args[0].value)
+
+
+def _at_line(run: Run, where: str) -> Run:
+    """`run`, whose reports name their source line."""
+
+    def located(frame: Frame) -> None:
+        frame.block.where = where
+        run(frame)
+
+    return located
 
 
 def _line(s: Any) -> str | None:

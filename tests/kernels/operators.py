@@ -177,6 +177,26 @@ def two_launches() -> Any:
     return main
 
 
+def launch_after_a_smaller_one() -> Any:
+    """A first launch of two thread blocks stores to a tensor that is given; the second, of 32, reads it."""
+
+    @T.prim_func
+    def main(X: T.Tensor((32, 64), "float32"), Sums: T.Tensor((2,), "float32"), Y: T.Tensor((32, 64), "float32")):
+        with T.Kernel(2, threads=64) as bx:
+            x = T.alloc_fragment((1, 16 * 64), "float32")
+            out = T.alloc_fragment((1,), "float32")
+            for _i, j in T.Parallel(1, 16 * 64):
+                x[_i, j] = X[bx * 16 + j // 64, j % 64]
+            T.reduce_sum(x, out, dim=1)
+            for i in T.Parallel(1):
+                Sums[bx + i] = out[i]
+        with T.Kernel(32, threads=64) as bx:
+            for j in T.Parallel(64):
+                Y[bx, j] = X[bx, j] + Sums[bx % 2]
+
+    return main
+
+
 def variables() -> Any:
     """A variable of each thread inside T.Parallel, and a loop whose extent differs between elements."""
 
@@ -235,6 +255,9 @@ KERNELS: dict[str, Kernel] = {
     "convolution": Kernel(convolution, [normal(2, 16, 16, 32), normal(9 * 32, 64)]),
     "gated": Kernel(gated, [normal(M, 128, dtype=F32)]),
     "two_launches": Kernel(two_launches, [normal(4 * M, 128)]),
+    "launch_after_a_smaller_one": Kernel(
+        launch_after_a_smaller_one, [normal(32, 64, dtype=F32), zeros(2), zeros(32, 64)], made=0
+    ),
     "tfloat32": Kernel(tfloat32, [normal(M, 64, dtype=F32), normal(64, 64, dtype=F32)]),
     "variables": Kernel(variables, [normal(M, 128, dtype=F32)]),
 }
