@@ -133,7 +133,7 @@ class Outcome:
 
     job: Job
     outputs: list[Output]
-    events: list[tuple[str, str, str]]
+    events: list[Any]
     basis: str
     compared: list[Compared] = field(default_factory=list)
     device: Device | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ def describe(job: Job) -> dict[str, Any]:
 def to_json(outcome: Outcome) -> dict[str, Any]:
     """The whole outcome as JSON types."""
     outputs = [{"name": o.parameter.name} | o.counts() for o in outcome.outputs]
-    found = {"words": outcome.basis, "outputs": outputs, "events": [list(each) for each in outcome.events]}
+    found = {"words": outcome.basis, "outputs": outputs, "events": [asdict(each) for each in outcome.events]}
     live: dict[str, Any] = {"device": outcome.device and outcome.device.name, "gpu_reason": outcome.reason or None}
     live |= {"gpu_failure": outcome.failure or None, "compared": [_compared(each) for each in outcome.compared]}
     return {"verb": "run"} | describe(outcome.job) | found | live
@@ -87,10 +88,7 @@ def _where(what: str, output: Output, flags: np.ndarray, style: Style) -> list[s
 def _events(outcome: Outcome, style: Style) -> list[str]:
     if not outcome.events:
         return ["  events     none"]
-    texts = [
-        kind + (f" of {buffer}" if buffer else "") + (f" in {operator}" if operator != kind else "")
-        for kind, buffer, operator in outcome.events
-    ]
+    texts = [str(event) for event in outcome.events]
     lines = ["  events     " + style.paint(texts[0], "yellow")]
     return lines + ["             " + style.paint(text, "yellow") for text in texts[1:]]
 

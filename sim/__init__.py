@@ -2,11 +2,12 @@
 
 from .flash import VARIANTS, Schedule, flash_attention
 from .primfunc import Need, Result, Unsupported, run, simulate, support
-from .tile import Undetermined
+from .tile import Report, Undetermined
 
 __all__ = [
     "VARIANTS",
     "Need",
+    "Report",
     "Result",
     "Schedule",
     "Undetermined",

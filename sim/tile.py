@@ -26,6 +26,7 @@ __all__ = [
     "Memory",
     "Private",
     "Region",
+    "Report",
     "Tensor",
     "Tile",
     "Undetermined",
@@ -46,6 +47,29 @@ class Undetermined(Exception):
     def __init__(self, message: str, result: Any = None):
         super().__init__(message)
         self.result = result
+
+
+@dataclass(frozen=True, order=True)
+class Report:
+    """Something that a kernel should not do, the first time that it does it in one place.
+
+    kind: out_of_bounds, race, uninitialised, atomic_order, device_assert; buffer, operator: what was accessed by what;
+    where: the source line, "" if unknown; block: the thread block's number in the grid; index: the element
+    """
+
+    kind: str
+    buffer: str
+    operator: str
+    where: str = ""
+    block: int | None = None
+    index: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        place = [self.where] if self.where else []
+        place += [] if self.block is None else [f"block {self.block}"]
+        place += [f"index {list(self.index)}"] if self.index else []
+        operator = f" in {self.operator}" if self.operator != self.kind else ""
+        return f"{self.kind} of {self.buffer}{operator}" + (f" ({', '.join(place)})" if place else "")
 
 
 class Lanes:
@@ -396,8 +420,14 @@ class Tensor:
         foreign = foreign if inside is None else foreign & inside
         if not foreign.any():
             return None
-        block.report("race", self.name, "load")
+        at = np.argwhere(foreign)[0]
+        places = np.broadcast_to(flat, foreign.shape)
+        block.report("race", self.name, "load", int(at[0]), self._index(places[tuple(at)]))
         return np.asarray(foreign)
+
+    def _index(self, flat: Any) -> tuple[int, ...]:
+        """The element at a flat place."""
+        return tuple(int(i) for i in np.unravel_index(int(flat), self.shape)) if self.layout is None else ()
 
     def store(self, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None, operator: str) -> None:
         """Store elements where `guard` holds; out of bounds is dropped, as TileLang guards global stores.
@@ -406,7 +436,7 @@ class Tensor:
         """
         value, memory = block.as_value(value, self.fmt), self.memory
         block.machine.wrote(operator, self.name, block.iteration, value.data, self.fmt)
-        lane, at, kept = self._targets(key, guard, block)
+        lane, at, kept = self._targets(key, guard, operator, block)
         words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
         new, units = np.broadcast_to(words, kept.shape)[kept], self._units(at)
         clash = self._clashes(at, units, new, block.running()[lane] + 1)
@@ -421,13 +451,18 @@ class Tensor:
             memory.poisoned()[units[clash]] = True
         self._lose_where(key, operator, block)
         if clash.any():
-            block.report("race", self.name, operator)
+            first = int(np.argmax(clash))
+            block.report("race", self.name, operator, int(lane[first]), self._index(at[first]))
 
     def _targets(
-        self, key: tuple[Any, ...], guard: np.ndarray | None, block: Block
+        self, key: tuple[Any, ...], guard: np.ndarray | None, operator: str, block: Block
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The lanes and flat places of the elements to store, and the mask that picks their values."""
         flat, inside = self._place(key, block)
+        if inside is not None and operator == "parallel":  # a tile operator's ragged edge is not a fault
+            outside = ~inside if guard is None else ~inside & guard
+            if outside.any():
+                block.report_first("out_of_bounds", self.name, operator, key, outside)
         keep = guard if inside is None else (inside if guard is None else inside & guard)
         (lane, at), kept = _targets((flat,), keep, block.lanes.count, block.parallel_extents)
         return lane, at, kept
@@ -456,7 +491,7 @@ class Tensor:
         the order is poison. Where not all thread blocks run, those that do not may take part as well.
         """
         value, memory = block.as_value(value, self.fmt), self.memory
-        _, at, kept = self._targets(key, guard, block)
+        _, at, kept = self._targets(key, guard, "atomic_add", block)
         new = np.broadcast_to(value.data, kept.shape)[kept]
         if isinstance(self.fmt, Integer):
             function.at(self._flat.view(self.fmt.value_type), at, new.view(self.fmt.value_type))
@@ -611,8 +646,8 @@ class Tile:
                 found.factors = tuple(x.reshape((x.shape[0], *shape)) for x in value.factors)
             return found
         indices, inside = place(key, self.shape, len(extents))
-        if inside is not None and not (inside if guard is None else inside | ~guard).all():
-            self.block.report("out_of_bounds", self.name, "load")
+        if inside is not None:
+            self._outside("load", key, inside, guard)
         data = value.data[(lane_axis(value.data.shape[0], indices), *indices)]
         poison = None if value.poison is None else value.poison[(lane_axis(value.poison.shape[0], indices), *indices)]
         poison = either(poison, unknown(key))
@@ -620,6 +655,12 @@ class Tile:
         if value.factors is not None:
             found.factors = tuple(x[(lane_axis(x.shape[0], indices), *indices)] for x in value.factors)
         return found
+
+    def _outside(self, operator: str, key: tuple[Any, ...], inside: np.ndarray, guard: np.ndarray | None) -> None:
+        """Report an access out of bounds, where it really happens."""
+        outside = ~inside if guard is None else ~inside & guard
+        if outside.any():
+            self.block.report_first("out_of_bounds", self.name, operator, key, outside)
 
     def _typed(self, data: np.ndarray, poison: np.ndarray | None) -> Any:
         if isinstance(self.fmt, Integer):
@@ -646,8 +687,8 @@ class Tile:
             return
         indices, inside = place(key, self.shape, len(extents))
         keep = guard if inside is None else (inside if guard is None else inside & guard)
-        if inside is not None and not (inside if guard is None else inside | ~guard).all():
-            block.report("out_of_bounds", self.name, "store")
+        if inside is not None:
+            self._outside("store", key, inside, guard)
         old, count = self.value(), block.lanes.count
         whole = (count, *self.shape)
         data = np.broadcast_to(old.data, whole).copy()
@@ -664,7 +705,8 @@ class Tile:
         if not (data[target] == new).all():
             clash = data[target] != new
             poison[tuple(t[clash] for t in target)] = True
-            block.report("race", self.name, operator)
+            lane, *index = (int(t[clash][0]) for t in target)
+            block.report("race", self.name, operator, lane, tuple(index))
         result = Value(block.machine, self.fmt, data, poison)
         if keep_product and value.factors is not None:
             factors = []
@@ -851,14 +893,28 @@ class Block:
         self.lanes = Lanes(blocks)
         self.iteration: int | None = None
         self.parallel_extents: tuple[int, ...] = ()
-        self.reports: list[tuple[str, str, str]] = []
+        self.reports: dict[tuple[str, ...], Report] = {}
+        self.where = ""  # the source line of the statement that runs
         self.numbers = np.arange(blocks)  # their numbers in the grid
         self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
 
-    def report(self, kind: str, buffer: str, operator: str) -> None:
-        """Note something that a kernel should not do: out_of_bounds, race."""
-        if (kind, buffer, operator) not in self.reports:
-            self.reports.append((kind, buffer, operator))
+    def report(
+        self, kind: str, buffer: str, operator: str, lane: int | None = None, index: tuple[int, ...] = ()
+    ) -> None:
+        """Note something that a kernel should not do; lane: which of those that run, index: the element."""
+        key = (kind, buffer, operator, self.where)
+        if key not in self.reports:
+            block = None if lane is None else int(self.running()[lane])
+            self.reports[key] = Report(*key, block, tuple(int(i) for i in index))
+
+    def report_first(self, kind: str, buffer: str, operator: str, key: tuple[Any, ...], bad: np.ndarray) -> None:
+        """The same for the first element where `bad` [lanes or 1, ...] holds; key: its indices."""
+        at = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        index = []
+        for part in key:
+            x = lift(part.at if isinstance(part, Index) else np.asarray(part).reshape(1), bad.ndim - 1)
+            index.append(x[tuple(0 if size == 1 else n for n, size in zip(at, x.shape, strict=True))])
+        self.report(kind, buffer, operator, int(at[0]), tuple(index))
 
     def as_value(self, x: Any, fmt: DType) -> Value:
         """An expression's result as a Value in `fmt`, converted where it is another float format."""

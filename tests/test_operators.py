@@ -471,7 +471,7 @@ def test_blocks_that_store_different_words_to_one_place_race_however_far_apart()
     result = sim.simulate(exchanged(1), x, np.zeros((200, 4), np.float32))
     assert result.undetermined[0][:100].all()
     (event,) = result.events
-    assert (event.kind, event.buffer, event.block, event.index) == ("race", "Y", 1, (0, 0))
+    assert (event.kind, event.buffer, event.block, event.index) == ("race", "Y", 0, (0, 0))
     assert event.where.startswith("test_operators.py:")
     assert (sim.run(exchanged(1), np.ones_like(x), np.zeros_like(x))[:100] == 1).all()
     assert not sim.simulate(exchanged(2), x, np.zeros((200, 4), np.float32)).events
