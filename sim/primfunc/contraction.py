@@ -17,6 +17,7 @@ __all__ = ["Contraction"]
 _REGISTERS = ("local.fragment", "local", "local.var")
 _HALF = ("float16", "bfloat16")
 _FOLDED = {"Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv}  # TVM folds x*0
+_UNROLLED = 16  # turns of a loop over registers that the compiler certainly unrolls
 _SMALL = 4  # float32 of a thread that one vector access takes: longer fragments are walked by a loop
 
 
@@ -54,6 +55,7 @@ class _Product:
     def __init__(self, scope: tuple[Any, ...], home: tuple[Any, ...], rank: float, statement: int, joins: int):
         self.scope, self.home, self.rank, self.statement, self.joins = scope, home, rank, statement, joins
         self.rounded = self.cleared = False
+        self.added: set[tuple[int, int]] = set()  # where additions use it: the piece of code, `joins`
 
 
 class Contraction:
@@ -67,6 +69,7 @@ class Contraction:
         self._sums: dict[Any, tuple[str, _Product | None, _Product | None]] = {}
         self._stores: dict[Any, _Product | None] = {}
         self._take: dict[Any, str | None] = {}
+        self._entering: dict[Any, _Product] = {}
         self._cancelled: dict[Any, Any] = {}
         self._crossing: list[_Product] = []  # made before a loop or branch and added after it
         self._far: list[_Product] = []  # made in an earlier statement than an addition of theirs
@@ -92,6 +95,10 @@ class Contraction:
     def operand(self, e: Any) -> str | None:
         """Which operand of the addition or subtraction `e` is the fused product: "a", "b" or None."""
         return self._take.get(e)
+
+    def entering(self, e: Any) -> bool:
+        """Whether the left operand of `e` is a product in the first turn of an unrolled loop: then it is fused."""
+        return e in self._entering and not self._entering[e].rounded
 
     def keeps(self, s: Any) -> bool:
         """Whether the product that the store, copy or sum `s` takes is not rounded there."""
@@ -143,6 +150,8 @@ class _Walk:
         self.statements = 0
         self.crossing = found._crossing
         self.joins = 0  # loops, branches and transfers that have ended
+        self.shared: set[Any] = set()  # fragments of sums: several threads hold the same
+        self.pieces = 0  # the same without transfers: pieces of code between branches
         self.written: set[Any] = set()
         self._made: dict[Any, _Version] = {}
         self._numbers: dict[Any, int] = {}
@@ -219,17 +228,17 @@ class _Walk:
         for data in stored:
             heads[data] = self.version(("head", s, data))
             heads[data].looping, heads[data].parents = True, [self.held(data)]
-        counted = self.statements, self.joins
-        for _ in range(2):
-            self.statements, self.joins = counted
+        counted = self.statements, self.joins, self.pieces
+        for _ in range(1 if trips == 1 else 2):
+            self.statements, self.joins, self.pieces = counted
             self.state |= heads
             if test is not None:
                 self.other(test)
             self.statement(body)
-            for data in stored:
+            for data in stored if trips != 1 else ():
                 heads[data].parents = [heads[data].parents[0], self.held(data)]
         end, self.scope = self.state, scope
-        self.joins += 1
+        self._parted()
         if trips is None or trips < 1:
             for data in stored:
                 self.state[data] = self._met(("after", s, data), before.get(data), end[data])
@@ -244,7 +253,8 @@ class _Walk:
                 self.statement(body)
             ends.append(self.state)
         self.scope, self.guarded, self.state = scope, guarded, dict(before)
-        self.joins += not self.axes
+        if not self.axes:
+            self._parted()
         for data in dict.fromkeys([*ends[0], *ends[1]]):
             self.state[data] = self._met(("merge", s, data), *(end.get(data) for end in ends))
 
@@ -310,6 +320,8 @@ class _Walk:
                     self.other(index)
             else:
                 self.other(argument)
+        if name == "tl.tileop.copy" and call.args[0].args[0].buffer.data in self.shared:
+            self._parted()  # one of them stores it
         for argument in getattr(call, "args", ()):
             self._write(call, argument)
             region = getattr(getattr(argument, "op", None), "name", "") == "tl.region"
@@ -345,6 +357,11 @@ class _Walk:
             self.other(call.args[0])
         elif len(product.home) < len(self.loops):
             product.rounded = True
+        else:
+            self._adds(product)
+        target = _whole_region(call.args[1])
+        if target is not None:
+            self.shared.add(target.data)
         if not bool(call.args[4]):
             self.other(call.args[1])
         return True
@@ -402,12 +419,39 @@ class _Walk:
 
     def _added(self, e: Any, kind: str) -> None:
         _, _, loops, _ = self._text(e, {})
-        operands = [self._addend(self.value(x), loops) for x in (e.a, e.b)]
+        values = [self.value(x) for x in (e.a, e.b)]
+        first = self._first_turn(values[0])
+        if first is not None:
+            self.found._entering[e], values[0] = first, None
+        operands = [self._addend(x, loops) for x in values]
         self.found._sums[e] = (kind, operands[0], operands[1])
         if kind == "Add" and str(e.dtype) == "float32":
             for product in operands:
                 if product is not None and product.statement < self.statements and product.scope == self.scope:
                     self.found._far.append(product)
+
+    def _first_turn(self, value: Any) -> _Product | None:
+        """The product that a variable holds in the first turn of a short loop over registers, which is unrolled."""
+        if not (isinstance(value, _Version) and value.looping and self.axes and self.loops):
+            return None
+        loop, entry = self.loops[-1], value.parents[0].product
+        trips = getattr(getattr(loop, "extent", None), "value", None)
+        if entry is None or trips is None or not 0 < int(trips) <= _UNROLLED or not _unrolled(loop):
+            return None
+        return entry if entry.home == self.loops[:-1] and value.loops == self.loops else None
+
+    def _adds(self, product: _Product) -> None:
+        """An addition uses a product; one that is added in several pieces of code is rounded once for all."""
+        product.added.add((self.pieces, self.joins))
+        if len({piece for piece, _ in product.added}) > 1:
+            product.rounded = True
+        elif len(product.added) > 1:
+            self.found.ask("a product that is added on both sides of a transfer")
+
+    def _parted(self) -> None:
+        """A branch, or a loop's end."""
+        self.joins += 1
+        self.pieces += 1
 
     def _addend(self, value: Any, loops: tuple[Any, ...]) -> _Product | None:
         """The product that an addition inside `loops` may take; one made outside of a loop is rounded there."""
@@ -423,8 +467,10 @@ class _Walk:
                 return value
             value.rounded = True
             return None
-        if value is not None and value.joins != self.joins:
-            self.crossing.append(value)
+        if value is not None:
+            self._adds(value)
+            if value.joins != self.joins:
+                self.crossing.append(value)
         return value
 
     def _product(self, e: Any) -> _Product:

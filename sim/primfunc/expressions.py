@@ -114,14 +114,16 @@ class Translator:
         if kind == "Call":
             return self._call(e)
         if hasattr(e, "a") and hasattr(e, "b"):
-            return self._binary(kind, e.a, e.b, str(e.dtype), self.contraction.operand(e))
+            return self._binary(kind, e.a, e.b, str(e.dtype), self.contraction.operand(e), self.contraction.entering(e))
         raise Unsupported(f"expression {kind}")
 
     def _constant(self, value: float, fmt: DType) -> Evaluate:
         assert isinstance(fmt, Format)
         return lambda frame: frame.constant(value, fmt)
 
-    def _binary(self, kind: str, left: Any, right: Any, dtype: str, fused: str | None = None) -> Evaluate:
+    def _binary(
+        self, kind: str, left: Any, right: Any, dtype: str, fused: str | None = None, entering: bool = False
+    ) -> Evaluate:
         operand = dtype_of(left)
         a, b = self.expression(left), self.expression(right)
         if isinstance(operand, Integer):
@@ -140,7 +142,7 @@ class Translator:
         if kind not in _FLOAT or kind == "Div" and operand is not FP32:
             raise Unsupported(f"{operand.name} {kind}")
         if kind in ("Add", "Sub"):
-            return _sum(_FLOAT[kind], a, b, fused)
+            return _sum(_FLOAT[kind], a, b, fused, entering)
         if kind == "Mul" and _is(right, -1.0):
             return lambda frame: -a(frame)
         if kind == "Div" and type(right).__name__ == "FloatImm":
@@ -234,15 +236,21 @@ class Translator:
         raise Unsupported(f"function {name}")
 
 
-def _sum(function: Callable[[Value, Value], Value], a: Evaluate, b: Evaluate, fused: str | None) -> Evaluate:
-    """a + b or a - b, where the operand that `fused` names is a product that the compiler contracts with it."""
+def _sum(
+    function: Callable[[Value, Value], Value], a: Evaluate, b: Evaluate, fused: str | None, entering: bool
+) -> Evaluate:
+    """a + b or a - b, where the operand that `fused` names is a product that the compiler contracts with it.
+
+    entering: the left one instead, in the turn of a loop in which it is one
+    """
 
     def run(frame: Frame) -> Value:
         left, right = a(frame), b(frame)
-        chosen = {"a": left, "b": right}.get(fused or "")
+        which = "a" if entering and left.factors is not None else fused
+        chosen = {"a": left, "b": right}.get(which or "")
         if chosen is not None and chosen.factors is None:
             raise Unsupported("a fused product that not all running blocks hold")
-        return function(left if fused == "a" else left.rounded(), right if fused == "b" else right.rounded())
+        return function(left if which == "a" else left.rounded(), right if which == "b" else right.rounded())
 
     return run
 

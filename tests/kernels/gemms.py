@@ -191,8 +191,46 @@ def scaled(N: int = 64) -> Any:
     return main
 
 
+def weighted_scores(dtype: str, halves: bool) -> Callable[[], Any]:
+    """Scores of an index: relu(k . q_h) * weight_h summed over the heads, the accumulator seen as a 3-D tile.
+
+    The products lie in an accumulator that the next gemm clears. halves: the heads lie on two warp groups.
+    """
+    heads, keys, threads = 32, 128, 256 if halves else 128
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((2 * heads, 64), dtype), K: T.Tensor((3 * keys, 64), dtype), W: T.Tensor((2, heads), F32),
+        Scale: T.Tensor((3 * keys,), F32), Y: T.Tensor((3 * keys, 2), F32),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=threads):
+            q = T.alloc_shared((2 * heads, 64), dtype)
+            k = T.alloc_shared((keys, 64), dtype)
+            s = T.alloc_fragment((keys, 2 * heads), F32)
+            by_head = T.reshape(s, (keys, 2, heads))
+            scale = T.alloc_fragment((keys,), F32)
+            total = T.alloc_fragment((keys, 2), F32)
+            weight = T.alloc_fragment((2, heads), F32)
+            T.copy(Q, q)
+            T.copy(W, weight)
+            for n in T.serial(3):
+                T.copy(K[n * keys, 0], k)
+                T.copy(Scale[n * keys], scale)
+                T.gemm(k, q, s, transpose_B=True, clear_accum=True, policy=T.GemmWarpPolicy.FullCol)
+                for i, b, h in T.Parallel(keys, 2, heads):
+                    by_head[i, b, h] = T.max(by_head[i, b, h] * scale[i], 0) * weight[b, h]
+                T.reduce_sum(by_head, total, dim=-1)
+                T.copy(total, Y[n * keys, 0])
+
+    return lambda: main
+
+
 def _pair(dtype: str, K: int = 128) -> list[Any]:
     return [normal(M, K, dtype=dtype), normal(N, K, dtype=dtype)]
+
+
+def _scores(dtype: str) -> list[Any]:
+    return [normal(64, 64, dtype=dtype), normal(384, 64, dtype=dtype), normal(2, 32, dtype=F32), normal(384, dtype=F32)]
 
 
 KERNELS = {
@@ -207,5 +245,7 @@ KERNELS = {
     "gemm_int8_weight": Kernel(bytes_weight, [normal(48, 128), words_of(64, 128, dtype="int8"), normal(64, 4)]),
     "gemm_uint4_weight": Kernel(nibbles_weight, [normal(48, 128, dtype=BF16), words_of(64, 64, dtype="uint8")]),
     "convolution_gathered": Kernel(convolution, [normal(2, 8, 8, 16), normal(3, 3, 16, 64)]),
+    "weighted_scores_e4m3": Kernel(weighted_scores(E4M3, True), _scores(E4M3)),
+    "weighted_scores_float16": Kernel(weighted_scores(F16, False), _scores(F16)),
     "gemm_dynamic": Kernel(scaled, [normal(72, 80), normal(80, 64), normal(72, 64, dtype=F32), 3]),
 }

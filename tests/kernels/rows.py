@@ -269,7 +269,64 @@ def columns(M: int = 64, N: int = 96) -> Any:
     return main
 
 
+def sums_both_ways() -> Any:
+    """Products summed over rows and then over columns, each into shared memory: rounded once for both sums."""
+    high, wide = 16, 16
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((8, high, wide), "float32"), B: T.Tensor((8, high, wide), "float32"),
+        Rows: T.Tensor((8, high), "float32"), Columns: T.Tensor((8, wide), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(8, threads=32) as bx:
+            a, b, p = (T.alloc_fragment((1, high, wide), "float32") for _ in range(3))
+            rows = T.alloc_shared((1, high), "float32")
+            columns = T.alloc_shared((1, wide), "float32")
+            T.copy(A[bx : bx + 1, :, :], a)
+            T.copy(B[bx : bx + 1, :, :], b)
+            for n, i, j in T.Parallel(1, high, wide):
+                p[n, i, j] = a[n, i, j] * b[n, i, j]
+            T.reduce_sum(p, rows, dim=-1)
+            T.reduce_sum(p, columns, dim=-2)
+            T.copy(rows, Rows[bx : bx + 1, :])
+            T.copy(columns, Columns[bx : bx + 1, :])
+
+    return main
+
+
+def mixed_streams() -> Any:
+    """A sum of products that starts from a product: that one is fused in the first turn of the unrolled loop."""
+    streams = 4
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((M, streams, streams), "float32"), B: T.Tensor((M, streams, N), "float32"),
+        C: T.Tensor((M, streams), "float32"), D: T.Tensor((M, N), "float32"),
+        Y: T.Tensor((M, streams, N), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(M, threads=32) as bx:
+            a = T.alloc_fragment((streams, streams), "float32")
+            b, o = T.alloc_fragment((streams, N), "float32"), T.alloc_fragment((streams, N), "float32")
+            c, d = T.alloc_fragment((streams,), "float32"), T.alloc_fragment((N,), "float32")
+            T.copy(A[bx, 0, 0], a)
+            T.copy(B[bx, 0, 0], b)
+            T.copy(C[bx, 0], c)
+            T.copy(D[bx, 0], d)
+            for i, j in T.Parallel(streams, N):
+                o[i, j] = c[i] * d[j]
+                for k in T.serial(streams):
+                    o[i, j] += a[k, i] * b[k, j]
+            T.copy(o, Y[bx, 0, 0])
+
+    return main
+
+
 KERNELS = {
+    "sums_both_ways": Kernel(sums_both_ways, [normal(8, 16, 16, dtype=F32), normal(8, 16, 16, dtype=F32)], made=2),
+    "mixed_streams": Kernel(
+        mixed_streams,
+        [normal(M, 4, 4, dtype=F32), normal(M, 4, N, dtype=F32), normal(M, 4, dtype=F32), normal(M, N, dtype=F32)],
+    ),
     "rms_norm": Kernel(rms_norm, [normal(M, N, dtype=F32)]),
     "softmax": Kernel(softmax, [normal(M, N)]),
     "log_sum_exp": Kernel(log_sum_exp, [normal(M, N, dtype=F32)]),
