@@ -158,7 +158,6 @@ for _dtype in ("float16", "bfloat16"):
         FORMS |= {f"{name}, {_dtype} by {_each}": form for name, form in _more.items()}
 
 
-
 @dataclass(frozen=True)
 class Walk:
     """A kernel with loops, branches or sums: the shapes of its arithmetic, an operand being mul, add, fma or x."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..formats import FP32, DType, Format, Integer
+from ..formats import FP32, TF32, DType, Format, Integer
 from ..tile import Index, Value, either, lift
 from .contraction import Contraction, exact_reciprocal
 from .frame import Frame, Unsupported, dtype_of
@@ -139,7 +139,7 @@ class Translator:
             return lambda frame: _integer(kind, a(frame), b(frame))
         if kind in _COMPARE:
             return lambda frame: _compare(kind, a(frame), b(frame))
-        if kind not in _FLOAT or kind == "Div" and operand is not FP32:
+        if kind not in _FLOAT or kind == "Div" and operand is not FP32 or operand is TF32:
             raise Unsupported(f"{operand.name} {kind}")
         if kind in ("Add", "Sub"):
             return _sum(_FLOAT[kind], a, b, fused, entering)
