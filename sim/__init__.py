@@ -2,7 +2,7 @@
 
 from .flash import VARIANTS, Schedule, flash_attention
 from .primfunc import Need, Result, Unsupported, run, simulate, support
-from .tile import Report, Undetermined
+from .report import Report, Undetermined
 
 __all__ = [
     "VARIANTS",

@@ -13,7 +13,9 @@ from .arch import Arch
 from .arch import arch as find_arch
 from .formats import BF16, FP16, FP32, Format, from_words, to_words
 from .machine import Exact
-from .tile import Block, Tensor, Undetermined
+from .memory import Tensor
+from .report import Undetermined
+from .tile import Block
 
 __all__ = ["VARIANTS", "Schedule", "flash_attention"]
 

@@ -9,7 +9,9 @@ import spec
 from sim.arch import arch
 from sim.formats import BF16, E4M3, FP16, FP32
 from sim.machine import Exact
-from sim.tile import Block, Tensor, Tile, Value
+from sim.memory import Tensor
+from sim.tile import Block, Tile
+from sim.values import Value
 
 INF, NEG_INF, NAN = np.inf, -np.inf, np.nan
 

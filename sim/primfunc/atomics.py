@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import Integer
-from ..tile import Tensor
+from ..memory import Tensor
 from .frame import Frame, Unsupported
 from .region import Access, Region
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FP32, TF32, DType, Format, Integer
-from ..tile import Index, Value, either, lift
+from ..values import Index, Value, either, lift
 from .contraction import Contraction, exact_reciprocal
 from .frame import Frame, Unsupported, dtype_of
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import FP32, DType, Format, Integer, dtype_named
-from ..tile import Block, Index, Lanes, Value, either, lift, rows
+from ..tile import Block
+from ..values import Index, Lanes, Value, either, lift, rows
 
 __all__ = ["Frame", "Lost", "Unsupported", "dtype_of"]
 

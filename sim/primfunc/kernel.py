@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FP32, TF32, DType, Integer, from_words, to_words
-from ..tile import Tensor
+from ..memory import Tensor
 from .frame import Unsupported, dtype_of
 from .statements import Statements
 

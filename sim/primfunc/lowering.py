@@ -22,7 +22,8 @@ import numpy as np
 from ..captures import save_arrays
 from ..formats import Format
 from ..machine import Exact
-from ..tile import Block, Index
+from ..tile import Block
+from ..values import Index
 from .expressions import Translator
 from .frame import Frame, Unsupported
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import FP32, TF32, DType, Format, Integer
-from ..tile import Index, Value, gemm_poison, lift
+from ..tile import gemm_poison
+from ..values import Index, Value, lift
 from .atomics import ATOMICS
 from .expressions import as_index, condition
 from .frame import Frame, Unsupported

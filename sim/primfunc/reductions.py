@@ -9,7 +9,7 @@ import numpy as np
 
 from ..formats import BF16, FP16, Format, Integer
 from ..machine import Exact
-from ..tile import Index, Value
+from ..values import Index, Value
 from .frame import Frame, Unsupported
 from .region import Region
 

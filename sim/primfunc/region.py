@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import DType, Format
-from ..tile import Tensor, Tile, Value, rectangle
+from ..memory import Tensor, rectangle
+from ..tile import Tile
+from ..values import Value
 from .expressions import as_index
 from .frame import Frame, Unsupported
 

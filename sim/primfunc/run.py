@@ -11,7 +11,10 @@ import numpy as np
 from ..arch import Arch
 from ..arch import arch as find_arch
 from ..machine import Exact
-from ..tile import Block, Index, Report, Tensor, Undetermined, either
+from ..memory import Tensor
+from ..report import Report, Undetermined
+from ..tile import Block
+from ..values import Index, either
 from .contraction import Contraction
 from .frame import Frame, Lost, Unsupported
 from .kernel import Kernel, Tensors, as_array, kernel_of, stores

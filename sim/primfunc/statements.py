@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..tile import Block, Index, Memory, Private, Tensor, Tile, rows
+from ..memory import Memory, Tensor
+from ..tile import Block, Private, Tile
+from ..values import Index, rows
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
 from .lowering import placed
