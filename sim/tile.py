@@ -19,7 +19,7 @@ from .layout import row_reduction
 from .machine import Exact
 from .memory import Region, lane_axis, place, targets, unknown
 from .report import Report
-from .values import Index, Lanes, Value, either, lift, rows
+from .values import Index, Lanes, Value, either, lift, rows, select
 
 __all__ = ["Block", "Private", "Tile", "View", "gemm_poison"]
 
@@ -497,12 +497,8 @@ class Block:
         x, y = (
             v if isinstance(v, Value) else Value(self.machine, dtype, self.machine.constant(v, dtype)) for v in (a, b)
         )
-        chosen = rows(condition.at, self.lanes.places())
-        poison = None
-        if x.poison is not None or y.poison is not None:
-            taken = [np.zeros(1, bool) if v.poison is None else v.poison for v in (x, y)]
-            poison = np.where(chosen, *taken)
-        return Value(self.machine, x.fmt, self.machine.select(chosen, x.data, y.data), poison)
+        found: Value = select(Index(rows(condition.at, self.lanes.places())), x, y)
+        return found
 
 
 def gemm_poison(

@@ -13,7 +13,7 @@ import numpy as np
 from .formats import DType
 from .machine import Exact
 
-__all__ = ["Index", "Lanes", "Value", "either", "lift", "rows"]
+__all__ = ["Index", "Lanes", "Value", "either", "lift", "rows", "select"]
 
 
 class Lanes:
@@ -216,3 +216,25 @@ class Value:
         return Value(self.machine, self.fmt, None, self.poison, (self.machine.neg(a, self.fmt), b))
 
     __rmul__, __radd__ = __mul__, __add__
+
+
+def select(taken: Index, a: Any, b: Any) -> Any:
+    """a where `taken` holds, else b: two Values of one format, or integers. What is not taken does not leak."""
+    whole = isinstance(a, Value)
+    left, right = (v if isinstance(v, Value | Index) else Index(np.asarray(v).reshape(1)) for v in (a, b))
+    x, y = (v.data if isinstance(v, Value) else v.at for v in (left, right))
+    rank = max(taken.at.ndim, x.ndim, y.ndim) - 1
+    t, x, y = (lift(v, rank) if v.ndim else v for v in (taken.at, x, y))
+    poison = _taken_poison(t, left.poison, right.poison, taken.poison)
+    if whole:
+        return Value(a.machine, a.fmt, a.machine.select(t, x, y), poison)
+    return Index(np.where(t, x, y), poison=poison)
+
+
+def _taken_poison(
+    taken: np.ndarray, a: np.ndarray | None, b: np.ndarray | None, test: np.ndarray | None
+) -> np.ndarray | None:
+    if a is None and b is None:
+        return test
+    x, y = (np.zeros((1,) * taken.ndim, bool) if p is None else lift(p, taken.ndim - 1) for p in (a, b))
+    return either(np.where(taken, x, y), test)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..formats import FP32, TF32, DType, Format, Integer
-from ..values import Index, Value, either, lift
+from ..values import Index, Value, either, lift, select
 from .contraction import Contraction, exact_reciprocal
 from .frame import Frame, Unsupported, dtype_of
 
@@ -175,7 +175,7 @@ class Translator:
                 x = a(frame)
             with frame.guard(_negate(taken)):
                 y = b(frame)
-            return frame.select(taken, x, y)
+            return select(taken, x, y)
 
         return choose
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..formats import FP32, DType, Format, Integer, dtype_named
 from ..tile import Block
-from ..values import Index, Lanes, Value, either, lift, rows
+from ..values import Index, Lanes, Value, either, rows
 
 __all__ = ["Frame", "Lost", "Unsupported", "dtype_of"]
 
@@ -203,25 +203,3 @@ class Frame:
 
     def unary(self, name: str, x: Value) -> Value:
         return x.apply(name)
-
-    def select(self, taken: Index, a: Any, b: Any) -> Any:
-        """a where `taken` holds, else b."""
-        if not isinstance(a, Value):
-            left, right = (v if isinstance(v, Index) else Index(np.asarray(v).reshape(1)) for v in (a, b))
-            rank = max(taken.at.ndim, left.at.ndim, right.at.ndim) - 1
-            t, x, y = (lift(v.at, rank) for v in (taken, left, right))
-            return Index(np.where(t, x, y), poison=self._taken_poison(t, left.poison, right.poison, taken.poison))
-        x, y = a.data, b.data
-        rank = max(taken.at.ndim, x.ndim, y.ndim) - 1
-        t, x, y = (lift(v, rank) if v.ndim else v for v in (taken.at, x, y))
-        poison = self._taken_poison(t, a.poison, b.poison, taken.poison)
-        return Value(a.machine, a.fmt, a.machine.select(t, x, y), poison)
-
-    @staticmethod
-    def _taken_poison(
-        taken: np.ndarray, a: np.ndarray | None, b: np.ndarray | None, test: np.ndarray | None
-    ) -> np.ndarray | None:
-        if a is None and b is None:
-            return test
-        x, y = (np.zeros((1,) * taken.ndim, bool) if p is None else lift(p, taken.ndim - 1) for p in (a, b))
-        return either(np.where(taken, x, y), test)
