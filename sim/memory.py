@@ -150,6 +150,7 @@ class Tensor:
         poison = unknown(key)
         if self.memory.poison is not None:
             poison = either(poison, self.memory.poison[self._units(flat)].any(axis=-1))
+        block.read(self.name, "load", poison)
         if self.memory.writer is not None:
             poison = either(poison, self._foreign(flat, inside, block))
         if isinstance(self.fmt, Integer):

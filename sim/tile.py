@@ -118,6 +118,7 @@ class Tile:
                 shape[axis] = extent
             data = value.data.reshape((value.data.shape[0], *shape))
             poison = None if value.poison is None else value.poison.reshape((value.poison.shape[0], *shape))
+            self.block.read(self.name, "load", poison, guard)
             found = self._typed(data, poison)
             if value.factors is not None:
                 found.factors = tuple(x.reshape((x.shape[0], *shape)) for x in value.factors)
@@ -128,6 +129,7 @@ class Tile:
         data = value.data[(lane_axis(value.data.shape[0], indices), *indices)]
         poison = None if value.poison is None else value.poison[(lane_axis(value.poison.shape[0], indices), *indices)]
         poison = either(poison, unknown(key))
+        self.block.read(self.name, "load", poison, guard)
         found = self._typed(data, poison if inside is None else either(poison, ~inside))
         if value.factors is not None:
             found.factors = tuple(x[(lane_axis(x.shape[0], indices), *indices)] for x in value.factors)
@@ -333,6 +335,7 @@ class Block:
         self.parallel_extents: tuple[int, ...] = ()
         self.reports: dict[tuple[str, ...], Report] = {}
         self.where = ""  # the source line of the statement that runs
+        self.first_unknown: Report | None = None  # the first read of something that cannot be known
         self.numbers = np.arange(blocks)  # their numbers in the grid
         self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
 
@@ -344,6 +347,13 @@ class Block:
         if key not in self.reports:
             block = None if lane is None else int(self.running()[lane])
             self.reports[key] = Report(*key, block, tuple(int(i) for i in index))
+
+    def read(self, buffer: str, operator: str, poison: np.ndarray | None, guard: np.ndarray | None = None) -> None:
+        """Note the first read of something that cannot be known."""
+        if self.first_unknown is None and poison is not None:
+            matters = poison if guard is None else Index(poison).apply(np.logical_and, Index(guard)).at
+            if matters.any():
+                self.first_unknown = Report("uninitialised", buffer, operator, self.where)
 
     def report_first(self, kind: str, buffer: str, operator: str, key: tuple[Any, ...], bad: np.ndarray) -> None:
         """The same for the first element where `bad` [lanes or 1, ...] holds; key: its indices."""

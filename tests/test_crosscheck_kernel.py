@@ -116,7 +116,7 @@ def test_what_nobody_wrote_is_undetermined_unless_its_start_is_given(capsys: pyt
 def test_chosen_blocks_leave_the_rest_out(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, *EAGER, "--blocks", "1")["outputs"][0]["undetermined"] == 128
     said = error_of(capsys, "run", *EAGER, "--blocks", "7")
-    assert said.endswith("blocks must have numbers of the grid's thread blocks, not [7] alone")
+    assert said.endswith("blocks must be numbers of thread blocks, 0 to 1, not 7")
 
 
 def test_against_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,11 +238,15 @@ def test_what_does_not_fit_is_one_sentence() -> None:
     for wrong, said in (
         ({"watch": {"acc": print}}, "watch must name tiles of the kernel, one of out, parts, x, not 'acc'"),
         ({"blocks": "x"}, "blocks must be numbers of thread blocks, 0 or greater, not 'x'"),
-        ({"blocks": [4]}, r"blocks must have numbers of the grid's thread blocks, not \[4\] alone"),
+        ({"blocks": [0, 4]}, "blocks must be numbers of thread blocks, 0 to 3, not 4"),
         ({"arch": "sm_1"}, "arch must be one of sm_70, .*, not 'sm_1'"),
     ):
         with pytest.raises(ValueError, match=said):
             run(operators.two_launches(), x, **wrong)
+    with pytest.raises(TypeError, match="watch must map tiles to functions .*, not to 5"):
+        run(operators.two_launches(), x, watch={"parts": 5})
+    with pytest.raises(sim.Unsupported, match="tl.disable_safe_memory_legalize: what it reads out of bounds"):
+        run(operators.two_launches(), x, pass_configs={"tl.disable_safe_memory_legalize": True})
     with pytest.raises(TypeError, match="X must be an array, a tensor or a pair .*, not list"):
         run(operators.two_launches(), [1.0])
 
@@ -333,6 +337,82 @@ def test_accesses_out_of_bounds_are_reported_with_line_block_and_index() -> None
     assert said == [("out_of_bounds", "Y", "parallel", 1, (60,)), ("out_of_bounds", "x", "load", 1, (32,))]
     lines = [int(e.where.partition(":")[2]) for e in result.events if e.kind == "out_of_bounds"]
     assert lines[1] - lines[0] == 3
+
+
+def cleared_in_the_first_block() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((2, 64, 64), "float32")):
+        with T.Kernel(2, threads=128) as bx:
+            x = T.alloc_shared((64, 64), "float16")
+            acc = T.alloc_fragment((64, 64), "float32")
+            T.copy(X, x)
+            T.fill(acc, 1.0)
+            T.gemm(x, x, acc, clear_accum=(bx == 0))
+            T.copy(acc, Y[bx, 0, 0])
+
+    return main
+
+
+def test_clear_accum_may_differ_between_thread_blocks() -> None:
+    x = small(64, 64, dtype=np.float16)
+    wide = x.astype(np.float32)
+    np.testing.assert_array_equal(run(cleared_in_the_first_block(), x), [wide @ wide, wide @ wide + 1])
+
+
+def half_filled() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            x = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                if i < 32:
+                    x[i] = X[i]
+            for i in T.Parallel(64):
+                x[i] = x[i] + 1.0
+            T.copy(x, Y)
+
+    return main
+
+
+def test_an_output_that_cannot_be_known_has_a_reason_with_a_line() -> None:
+    (event,) = sim.simulate(half_filled().with_attr("tilelang_out_idx", [1]), small(64)).events
+    assert (event.kind, event.buffer, event.operator) == ("uninitialised", "x", "load")
+    with pytest.raises(sim.Undetermined, match=r"32 outputs .*: uninitialised of x in load \(test_operators.py:\d+\)"):
+        run(half_filled(), small(64))
+
+
+def test_what_starts_at_an_unwritten_number_is_unknown() -> None:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            n = T.alloc_local((1,), "int32")
+            T.copy(X, Y)
+            for i in T.serial(n[0], n[0] + 1):
+                Y[i] = 1.0
+
+    mask = sim.simulate(main.with_attr("tilelang_out_idx", [1]), small(64)).undetermined[0]
+    assert mask is not None and mask.all()
+
+
+def cast_to(dtype: str) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(8):
+                Y[i] = T.Cast(dtype, X[i])
+
+    return main
+
+
+def test_a_float_becomes_an_integer_of_32_bits_first() -> None:
+    """nvcc 13.0 makes cvt.rzi.s32.f32 of `(signed char)x` and stores the low byte; NaN is 0."""
+    x = np.array([300, -300, 2.9, -2.9, np.inf, -np.inf, np.nan, 3e9], np.float32)
+    top, low = 2**31 - 1, -(2**31)
+    np.testing.assert_array_equal(run(cast_to("int32"), x), [300, -300, 2, -2, top, low, 0, top])
+    np.testing.assert_array_equal(run(cast_to("int8"), x), [44, -44, 2, -2, -1, 0, 0, -1])
+    np.testing.assert_array_equal(run(cast_to("uint8"), x), [44, 0, 2, 0, 255, 0, 0, 3000000000 % 256])
+    with pytest.raises(sim.Unsupported, match=r"a cast of a float to int64 is not supported \(test_operators.py"):
+        run(cast_to("int64"), x)
 
 
 def with_threads() -> Any:

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..formats import FP32, TF32, DType, Format, Integer
 from ..tile import gemm_poison
-from ..values import Index, Value, lift
+from ..values import Index, Value, lift, select
 from .atomics import ATOMICS
 from .expressions import as_index, condition
-from .frame import Frame, Unsupported
+from .frame import Frame, Unsupported, castable
 from .reductions import REDUCTIONS
 from .region import Region
 
@@ -57,6 +57,7 @@ def _conversion(source: DType, target: DType) -> Callable[[Frame, Value], Value]
     if isinstance(source, Format):
         if isinstance(target, Format):
             return lambda frame, x: x
+        castable(target)
         return lambda frame, x: frame.block.as_value(frame.to_integer(x, target), target)
 
     def from_integer(frame: Frame, x: Value) -> Value:
@@ -141,9 +142,7 @@ def _gemm(statements: Statements, call: Any) -> Run:
 
     def run(frame: Frame) -> None:
         x, y, machine = a.read(frame), b.read(frame), frame.block.machine
-        z = c.read(frame)
-        if bool(clear(frame)):
-            z = Value(machine, z.fmt, np.broadcast_to(machine.constant(0.0, z.fmt), (1, *c.shape)))
+        z = _kept(frame, clear, c)
         if z.poison is not None:
             frame.block.report("uninitialised", c.name, "gemm")
         left = np.swapaxes(x.data, -1, -2) if transpose_A else x.data
@@ -155,15 +154,25 @@ def _gemm(statements: Statements, call: Any) -> Run:
     return run
 
 
+def _kept(frame: Frame, clear: Any, accumulator: Region) -> Value:
+    """What a gemm adds to: the accumulator, or 0 in the thread blocks where clear_accum holds."""
+    cleared, old = condition(clear(frame)), accumulator.read(frame)
+    zero = Value(old.machine, old.fmt, np.zeros((1, *accumulator.shape), old.data.dtype))
+    if isinstance(cleared, bool):
+        return zero if cleared else old
+    found: Value = select(cleared, zero, old)
+    return found
+
+
 def _integer_gemm(a: Region, b: Region, c: Region, transpose_A: bool, transpose_B: bool, clear: Any) -> Run:
     """int8 into int32: exact, modulo 2^32."""
 
     def run(frame: Frame) -> None:
-        x, y, z = a.read(frame), b.read(frame), c.read(frame)
+        x, y, z = a.read(frame), b.read(frame), _kept(frame, clear, c)
         left, right, old = (v.data.view(v.fmt.value_type).astype(np.int64) for v in (x, y, z))
         left = np.swapaxes(left, -1, -2) if transpose_A else left
         right = np.swapaxes(right, -1, -2) if transpose_B else right
-        total = np.matmul(left, right) + (0 if bool(clear(frame)) else old)
+        total = np.matmul(left, right) + old
         poison = gemm_poison(x.poison, y.poison, z.poison, transpose_A, transpose_B)
         c.write(frame, frame.block.as_value(Index(total, poison=poison), c.fmt), "gemm")
 

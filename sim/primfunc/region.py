@@ -89,7 +89,9 @@ class Region:
         """The values [lanes or 1, *shape]; out of bounds reads of global memory give 0."""
         tile = self.whole(frame)
         if tile is not None:
-            return tile.value().reshaped(self.shape)
+            value = tile.value()
+            frame.block.read(self.name, "tile operator", value.poison)
+            return value.reshaped(self.shape)
         with frame.block.walking(self.shape):
             target, key = self.access.get(frame), self._key(frame)
             found = target.load(key, frame.block) if isinstance(target, Tensor) else target.load(key)

@@ -26,6 +26,8 @@ __all__ = ["Result", "run", "simulate", "support"]
 _TARGET = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 _STEP = 64  # thread blocks that run in step
 _FAST = "tl.enable_fast_math"
+_UNSAFE = "tl.disable_safe_memory_legalize"
+_CAUSES = {"uninitialised", "race", "atomic_order"}  # why an output cannot be known
 
 Progress = Callable[[int, int], None]
 Watch = Callable[[np.ndarray, int, Any], None]
@@ -89,6 +91,8 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     """
     own = kernel_of(kernel, arrays, args, kwargs)
     configs = own.pass_configs if pass_configs is None else dict(pass_configs)
+    if configs.get(_UNSAFE):
+        raise Unsupported(f"pass configuration {_UNSAFE}: what it reads out of bounds cannot be known")
     record, tensors = find_arch(arch), Tensors(own, arrays)
     fast = bool(configs.get(_FAST, False))
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
@@ -103,7 +107,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     result = Result(
         [as_array(t, like) for t in tensors.found],
         [_unknown(t) for t in tensors.found],
-        sorted(launches.events.values(), key=lambda e: (e.kind, e.buffer, e.operator, e.where)),
+        launches.reports(),
         _basis(own, record, configs, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
     )
@@ -112,7 +116,9 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
 
 
 def _watched(watch: dict[str, Watch], names: set[str]) -> dict[str, Watch]:
-    for name in watch:
+    for name, callback in watch.items():
+        if not callable(callback):
+            raise TypeError(f"watch must map tiles to functions of (values, block, iteration), not to {callback!r}")
         if name not in names:
             raise ValueError(f"watch must name tiles of the kernel, one of {', '.join(sorted(names))}, not {name!r}")
     return watch
@@ -169,7 +175,7 @@ def _basis(kernel: Kernel, record: Arch, configs: dict[str, Any], questions: lis
 def _numbers(blocks: Any) -> list[int]:
     """The chosen thread blocks, ascending. Raises ValueError."""
     found = list(blocks) if isinstance(blocks, Iterable) and not isinstance(blocks, str) else [blocks]
-    if not all(isinstance(b, int | np.integer) and b >= 0 for b in found):
+    if not all(isinstance(b, int | np.integer) and not isinstance(b, bool) and b >= 0 for b in found):
         raise ValueError(f"blocks must be numbers of thread blocks, 0 or greater, not {blocks!r}")
     return sorted({int(b) for b in found})
 
@@ -182,28 +188,41 @@ class _Launches:
         self.watch: dict[str, Watch] = {}
         self.progress: Progress | None = None
         self.events: dict[tuple[str, ...], Report] = {}
+        self.first_unknown: Report | None = None
         self.shared = list(statements.tensors.values())  # all global memory, T.alloc_global's too
         self.by_data = dict(statements.tensors)
         self.partial = blocks is not None
         chosen = None if blocks is None else _numbers(blocks)
-        self.work = [(program, self._grid(program, chosen)) for program in statements.programs]
-        if chosen is not None and not any(len(numbers) for _, (_, numbers) in self.work):
-            raise ValueError(f"blocks must have numbers of the grid's thread blocks, not {chosen} alone")
+        self.grids = [(program, *self._grid(program)) for program in statements.programs]
+        self.work = []
+        for program, grid, count in self.grids:
+            numbers = np.arange(count) if chosen is None else np.array([b for b in chosen if b < count], int)
+            self.work.append((program, (grid[:, numbers], numbers)))
+        most = max(count for _, _, count in self.grids)
+        if chosen and chosen[-1] >= most:
+            raise ValueError(f"blocks must be numbers of thread blocks, 0 to {most - 1}, not {chosen[-1]}")
         for tensor in self.shared if self.partial else ():
             tensor.memory.stored = np.zeros(tensor.memory.units(), bool)
 
-    def _grid(self, program: Program, blocks: list[int] | None) -> tuple[np.ndarray, np.ndarray]:
-        """blockIdx [axes, thread blocks] and their numbers in the grid."""
+    def _grid(self, program: Program) -> tuple[np.ndarray, int]:
+        """blockIdx [axes, thread blocks] of a launch, and how many thread blocks it has."""
         empty = Frame(Block(self.machine, 1, program.threads))
         empty.define(self.tensors.sizes)
         extents = [extent(empty) for _, _, extent in program.grid]
         if any(isinstance(e, Index) for e in extents):
             raise Unsupported("a grid whose extent is not a number")
         grid = np.indices([int(e) for e in extents]).reshape(len(extents), -1)
-        numbers = np.arange(grid.shape[1])
-        if blocks is not None:
-            numbers = numbers[[b for b in blocks if b < grid.shape[1]]]
-        return grid[:, numbers], numbers
+        return grid, grid.shape[1]
+
+    def reports(self) -> list[Report]:
+        """What the kernel should not have done, in a fixed order; where an output cannot be known and nothing else says
+        why, the first read of something that cannot be known.
+        """
+        found = dict(self.events)
+        lost = any(t.memory.poison is not None and t.memory.poison.any() for t in self.tensors.found)
+        if self.first_unknown is not None and lost and not {e.kind for e in found.values()} & _CAUSES:
+            found["first",] = self.first_unknown
+        return sorted(found.values(), key=lambda e: (e.kind, e.buffer, e.operator, e.where))
 
     def run(self) -> None:
         total, done = sum(len(numbers) for _, (_, numbers) in self.work), 0
@@ -240,6 +259,7 @@ class _Launches:
             for tensor in self.shared:
                 tensor.memory.lose()
         self.events = frame.block.reports | self.events  # the first one counts
+        self.first_unknown = self.first_unknown or frame.block.first_unknown
 
 
 def _unknown(tensor: Tensor) -> np.ndarray | None:

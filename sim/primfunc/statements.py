@@ -287,7 +287,7 @@ class Statements:
         body, variable = self.statement(s.body), s.loop_var
 
         def run(frame: Frame) -> None:
-            first, count = start(frame), frame.known(extent(frame), where)
+            first, count = frame.known(start(frame), where), frame.known(extent(frame), where)
             if isinstance(count, Index) and count.at.ndim > 1:
                 for k in range(int(count.at.max(initial=0))):
                     with frame.guard(count > k):
