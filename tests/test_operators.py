@@ -247,6 +247,16 @@ def test_what_does_not_fit_is_one_sentence() -> None:
         run(operators.two_launches(), x, watch={"parts": 5})
     with pytest.raises(sim.Unsupported, match="tl.disable_safe_memory_legalize: what it reads out of bounds"):
         run(operators.two_launches(), x, pass_configs={"tl.disable_safe_memory_legalize": True})
+    for array, said in (
+        (x[0], r"X must have 2 axes, none of them empty, not \[128\]"),
+        (x[:0], r"X must have 2 axes, none of them empty, not \[0, 128\]"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(operators.two_launches(), array)
+    y = np.zeros((2, 64), np.float32)
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match="Y must be writable: the kernel stores to it"):
+        sim.run(added(2), small(4, 64), y)
     with pytest.raises(TypeError, match="X must be an array, a tensor or a pair .*, not list"):
         run(operators.two_launches(), [1.0])
 

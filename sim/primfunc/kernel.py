@@ -93,7 +93,7 @@ class Tensors:
         inputs = [i for i in range(len(pf.params)) if i not in self.outputs]
         if len(arrays) != len(inputs):
             names = [str(pf.params[i].name).removesuffix("_handle") for i in inputs]
-            raise ValueError(f"arrays must be the {len(inputs)} arguments {names}, not {len(arrays)}")
+            raise ValueError(f"arrays must be {', '.join(names) or 'none'}, not {len(arrays)} of them")
         given = dict(zip(inputs, arrays, strict=True))
         self.buffers = pf.buffer_map
         self.sizes = _sizes(pf, given)
@@ -107,6 +107,10 @@ class Tensors:
         self.outputs = self.outputs or written(pf)
         self.found = [self.by_parameter[pf.params[i]] for i in self.outputs]
         self.in_place = [(given[i], self.by_parameter[pf.params[i]]) for i in written(pf) if i in given]
+        for array, tensor in self.in_place:
+            flags = getattr(array[0] if isinstance(array, tuple) else array, "flags", None)
+            if flags is not None and not flags.writeable:
+                raise ValueError(f"{tensor.name} must be writable: the kernel stores to it")
 
     def by_data(self) -> dict[Any, Tensor]:
         """The tensors by the data variable of their buffers."""
@@ -152,7 +156,9 @@ def _bind_sizes(buffer: Any, array: Any, sizes: dict[Any, Any]) -> None:
         raise TypeError(
             f"{buffer.name} must be an array, a tensor or a pair (words, Format), not {type(array).__name__}"
         )
-    for symbol, size in zip(buffer.shape, shape, strict=False):
+    if len(shape) != len(buffer.shape) or 0 in shape:
+        raise ValueError(f"{buffer.name} must have {len(buffer.shape)} axes, none of them empty, not {list(shape)}")
+    for symbol, size in zip(buffer.shape, shape, strict=True):
         if type(symbol).__name__ == "Var" and sizes.setdefault(symbol, int(size)) != int(size):
             raise ValueError(f"{buffer.name} has {symbol.name} = {int(size)}, another tensor {sizes[symbol]}")
 

@@ -117,7 +117,8 @@ def _spread(m: Index, step: int, count: int, stride: int) -> Index:
 def _device_assert(statements: Statements, call: Any) -> Run:
     """T.device_assert: a block for which it does not hold is reported; what it computes goes on."""
     test = statements.translator.expression(call.args[0])
-    message = str(call.args[1].value).partition("\n")[0] if len(call.args) > 1 else statements.where
+    said = str(call.args[1].value).partition("\n")[0] if len(call.args) > 1 else ""
+    message = said or "a condition"
 
     def run(frame: Frame) -> None:
         holds = condition(test(frame))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -477,6 +478,14 @@ def _at_line(run: Run, where: str) -> Run:
     return located
 
 
+@cache
+def _own_folder() -> str:
+    """Where TileLang's own macros are."""
+    import tilelang
+
+    return str(Path(tilelang.__file__).parent)
+
+
 def _line(s: Any) -> str | None:
     """The source line of a statement; "" where it has none (a loaded kernel), None in TileLang's own macros."""
     from tilelang.ir import get_stmt_span
@@ -484,7 +493,7 @@ def _line(s: Any) -> str | None:
     span = get_stmt_span(s)
     if span is None:
         return ""
-    if "tilelang/language" in span.source_name.name:
+    if span.source_name.name.startswith(_own_folder()):
         return None
     return f"{Path(span.source_name.name).name}:{span.line}"
 
