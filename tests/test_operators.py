@@ -391,6 +391,28 @@ def test_an_output_that_cannot_be_known_has_a_reason_with_a_line() -> None:
         run(half_filled(), small(64))
 
 
+def reversed_in_place(step: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32):
+            x = T.alloc_shared((64,), "float32")
+            T.copy(X, x)
+            for i in T.Parallel(32):
+                x[i] = x[i + step] + 1.0
+            T.copy(x, Y)
+
+    return main
+
+
+def test_an_element_that_reads_what_another_element_of_its_loop_stores_is_a_race() -> None:
+    x = small(64)
+    result = sim.simulate(reversed_in_place(1).with_attr("tilelang_out_idx", [1]), x)
+    assert [(e.kind, e.buffer, e.index) for e in result.events] == [("race", "x", (0,))]
+    assert result.undetermined[0] is not None and result.undetermined[0].tolist() == [i < 31 for i in range(64)]
+    known = run(reversed_in_place(32), x)  # it reads what the loop does not store
+    np.testing.assert_array_equal(known, np.concatenate([x[32:] + 1, x[32:]]))
+
+
 def test_what_starts_at_an_unwritten_number_is_unknown() -> None:
     @T.prim_func
     def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):

@@ -14,6 +14,7 @@ import numpy as np
 from ..memory import Memory, Tensor
 from ..tile import Block, Private, Tile
 from ..values import Index, rows
+from .conflicts import other_reads, raced
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
 from .lowering import placed
@@ -405,9 +406,15 @@ class Statements:
         access, value = self.access(s.buffer), self.translator.expression(s.value)
         key = [self.translator.expression(i) for i in s.indices]
         keep = self.translator.contraction.keeps(s)
+        others = other_reads(s, _walk) if self.inside and s.buffer.scope() not in _PRIVATE else []
+        reads = [
+            [self.translator.expression(i) for i in load.indices] for load in others if load.buffer.same_as(s.buffer)
+        ]
 
         def run(frame: Frame) -> None:
             result, where = value(frame), tuple(k(frame) for k in key)
+            if reads:
+                result = raced(frame, access, where, reads, result)
             access.store(frame, where, result, keep_product=keep)
 
         return run
