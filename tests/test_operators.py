@@ -466,6 +466,7 @@ def test_a_refusal_names_what_and_the_source_line() -> None:
     missing = [need for need in sim.support(with_threads()) if not need.supported]
     assert [need.what.split()[0] for need in missing][0] == "buffer" and "tirx.tanh" in missing[-1].what
     assert all(need.where.startswith("test_operators.py:") for need in missing)
+    assert not any(need.supported and "tanh" in need.what for need in sim.support(with_threads()))
 
 
 def test_integers_of_another_dtype_are_refused() -> None:

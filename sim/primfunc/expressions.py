@@ -112,7 +112,9 @@ class Translator:
             inner = self.expression(e.a)
             return lambda frame: _negate(inner(frame))
         if kind == "Call":
-            return self._call(e)
+            found = self._call(e)
+            self._need(f"{e.op.name} of {e.dtype}" if e.op.name in _UNARY else e.op.name)
+            return found
         if hasattr(e, "a") and hasattr(e, "b"):
             return self._binary(kind, e.a, e.b, str(e.dtype), self.contraction.operand(e), self.contraction.entering(e))
         raise Unsupported(f"expression {kind}")
@@ -205,7 +207,6 @@ class Translator:
 
     def _call(self, e: Any) -> Evaluate:
         name = e.op.name
-        self._need(f"{name} of {e.dtype}" if name in _UNARY else name)
         if name in ("tirx.if_then_else", "tl.if_then_else"):
             return self._select(*e.args)
         if name == "tl.infinity":
