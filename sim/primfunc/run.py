@@ -96,7 +96,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     record, tensors = find_arch(arch), Tensors(own, arrays)
     fast = bool(configs.get(_FAST, False))
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
-    plans = Plans(own.prim_func, _TARGET.get(record.name, record.name), configs, statements.reductions)
+    plans = Plans(own.prim_func, _target(record), configs, statements.reductions)
     plans.prepare(statements.sums)
     for missing in _dots(record, statements):
         raise missing
@@ -136,11 +136,16 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     record, missing = find_arch(arch), list(_dots(find_arch(arch), statements))
     if all(need.supported for need in statements.needs):
         try:
-            target = _TARGET.get(record.name, record.name)
+            target = _target(record)
             Plans(own.prim_func, target, configs, statements.reductions).prepare(statements.sums)
         except Unsupported as error:
             missing.append(error)
     return statements.needs + [Need(error.what, error.where, False) for error in missing]
+
+
+def _target(record: Arch) -> str:
+    """TileLang's name of an architecture."""
+    return _TARGET.get(record.name, record.name)
 
 
 def _dots(record: Any, statements: Statements) -> Iterator[Unsupported]:
@@ -166,7 +171,7 @@ def _translated(
 
 def _basis(kernel: Kernel, record: Arch, configs: dict[str, Any], questions: list[str]) -> str:
     """What the words rest on: arithmetic that was measured or is literature, and how well contraction is known."""
-    held = held_record(kernel.prim_func, _TARGET.get(record.name, record.name), configs).exists()
+    held = held_record(kernel.prim_func, _target(record), configs).exists()
     known = f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule"
     known += ", held against this kernel's compiled code" if held else ""
     return known + (f", open: {'; '.join(questions)}" if questions and not held else "")
@@ -189,30 +194,28 @@ class _Launches:
         self.progress: Progress | None = None
         self.events: dict[tuple[str, ...], Report] = {}
         self.first_unknown: Report | None = None
-        self.shared = list(statements.tensors.values())  # all global memory, T.alloc_global's too
-        self.by_data = dict(statements.tensors)
+        self.by_data = dict(statements.tensors)  # all global memory, T.alloc_global's too
         self.partial = blocks is not None
         chosen = None if blocks is None else _numbers(blocks)
-        self.grids = [(program, *self._grid(program)) for program in statements.programs]
-        self.work = []
-        for program, grid, count in self.grids:
-            numbers = np.arange(count) if chosen is None else np.array([b for b in chosen if b < count], int)
-            self.work.append((program, (grid[:, numbers], numbers)))
-        most = max(count for _, _, count in self.grids)
+        self.work = []  # of each launch its program, blockIdx [axes, thread blocks] and their numbers in the grid
+        for program in statements.programs:
+            grid = self._grid(program)
+            numbers = np.arange(grid.shape[1])
+            self.work.append((program, grid, numbers if chosen is None else numbers[np.isin(numbers, chosen)]))
+        most = max(grid.shape[1] for _, grid, _ in self.work)
         if chosen and chosen[-1] >= most:
             raise ValueError(f"blocks must be numbers of thread blocks, 0 to {most - 1}, not {chosen[-1]}")
-        for tensor in self.shared if self.partial else ():
+        for tensor in self.by_data.values() if self.partial else ():
             tensor.memory.stored = np.zeros(tensor.memory.units(), bool)
 
-    def _grid(self, program: Program) -> tuple[np.ndarray, int]:
-        """blockIdx [axes, thread blocks] of a launch, and how many thread blocks it has."""
+    def _grid(self, program: Program) -> np.ndarray:
+        """blockIdx [axes, thread blocks] of a whole launch."""
         empty = Frame(Block(self.machine, 1, program.threads))
         empty.define(self.tensors.sizes)
         extents = [extent(empty) for _, _, extent in program.grid]
         if any(isinstance(e, Index) for e in extents):
             raise Unsupported("a grid whose extent is not a number")
-        grid = np.indices([int(e) for e in extents]).reshape(len(extents), -1)
-        return grid, grid.shape[1]
+        return np.indices([int(e) for e in extents]).reshape(len(extents), -1)
 
     def reports(self) -> list[Report]:
         """What the kernel should not have done, in a fixed order; where an output cannot be known and nothing else says
@@ -225,16 +228,16 @@ class _Launches:
         return sorted(found.values(), key=lambda e: (e.kind, e.buffer, e.operator, e.where))
 
     def run(self) -> None:
-        total, done = sum(len(numbers) for _, (_, numbers) in self.work), 0
-        for launch, (program, (grid, numbers)) in enumerate(self.work):
-            for tensor in self.shared:
+        total, done = sum(len(numbers) for _, _, numbers in self.work), 0
+        for launch, (program, grid, numbers) in enumerate(self.work):
+            for tensor in self.by_data.values():
                 tensor.memory.writer = None
             if launch and self.partial:
                 self._forget(self.work[launch - 1][0])
             for first in range(0, len(numbers), _STEP):
-                chosen = slice(first, first + _STEP)
-                self._step(program, grid[:, chosen], numbers[chosen])
-                done += len(numbers[chosen])
+                chosen = numbers[first : first + _STEP]
+                self._step(program, grid[:, chosen], chosen)
+                done += len(chosen)
                 if self.progress is not None:
                     self.progress(done, total)
 
@@ -256,7 +259,7 @@ class _Launches:
         except Lost as lost:
             frame.block.where = lost.where
             frame.block.report("uninitialised", "a condition", "for")
-            for tensor in self.shared:
+            for tensor in self.by_data.values():
                 tensor.memory.lose()
         self.events = frame.block.reports | self.events  # the first one counts
         self.first_unknown = self.first_unknown or frame.block.first_unknown
