@@ -3,7 +3,7 @@
 from .errors import GpuUnavailable, KernelError
 from .flash import flash_attention_kernel
 from .kernel import Kernel
-from .launch import device_info, flash_attention, flash_attention_many, run_kernel, unavailable
+from .launch import device_info, flash_attention, flash_attention_many, run_kernel, run_kernels, unavailable
 
 __all__ = [
     "GpuUnavailable",
@@ -14,5 +14,6 @@ __all__ = [
     "flash_attention_kernel",
     "flash_attention_many",
     "run_kernel",
+    "run_kernels",
     "unavailable",
 ]

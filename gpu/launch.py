@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from ctypes import CDLL
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -35,7 +35,16 @@ from sim.formats import BF16, FP16, from_words, to_words
 from .errors import GpuUnavailable, KernelError
 from .kernel import Kernel, save_arguments
 
-__all__ = ["TILELANG", "Job", "device_info", "flash_attention", "flash_attention_many", "run_kernel", "unavailable"]
+__all__ = [
+    "TILELANG",
+    "Job",
+    "device_info",
+    "flash_attention",
+    "flash_attention_many",
+    "run_kernel",
+    "run_kernels",
+    "unavailable",
+]
 
 TILELANG = "0.1.15"  # the version whose kernels the simulator is checked against
 WORKER = (sys.executable, "-P", "-m", "gpu.worker")
@@ -74,17 +83,40 @@ def run_kernel(kernel: Kernel, timeout: float = 120) -> list[np.ndarray]:
 
     timeout: seconds for compiling and running. Raises GpuUnavailable and KernelError.
     """
+    (result,) = run_kernels([kernel], workers=1, timeout=timeout)
+    if isinstance(result, KernelError):
+        raise result
+    return result
+
+
+def run_kernels(
+    kernels: Sequence[Kernel], workers: int | None = None, timeout: float = 120
+) -> list[list[np.ndarray] | KernelError]:
+    """The words of the outputs of many kernels, compiled in parallel, or the KernelError of each.
+
+    workers: child processes at a time (default: one for each core); timeout: seconds for each kernel. Raises
+    GpuUnavailable.
+    """
     if sentence := unavailable():
         raise GpuUnavailable(sentence)
     with tempfile.TemporaryDirectory(prefix="gpu-kernel-") as folder:
-        names = {name: str(Path(folder) / f"{name}.npz") for name in ("input", "output")}
-        arguments = save_arguments(names["input"], kernel.arguments)
-        described = asdict(kernel) | {"arguments": arguments} | names
-        (answer,) = ask_many([described], workers=1, timeout=timeout)
-        if isinstance(answer, KernelError):
-            raise answer
-        with np.load(names["output"], allow_pickle=False) as outputs:
-            return [outputs[str(i)] for i in kernel.outputs]
+        requests = [_kernel_request(Path(folder), i, kernel) for i, kernel in enumerate(kernels)]
+        answers = ask_many(requests, workers or os.cpu_count() or 1, timeout)
+        return [_kernel_words(*each) for each in zip(requests, answers, kernels, strict=True)]
+
+
+def _kernel_request(folder: Path, number: int, kernel: Kernel) -> dict[str, Any]:
+    """Write a kernel's arguments to `folder` and describe it for the worker."""
+    names = {"input": str(folder / f"{number}.npz"), "output": str(folder / f"{number}.out.npz")}
+    arguments = save_arguments(names["input"], kernel.arguments)
+    return asdict(replace(kernel, arguments=())) | {"arguments": arguments} | names
+
+
+def _kernel_words(request: dict[str, Any], answer: Any, kernel: Kernel) -> list[np.ndarray] | KernelError:
+    if isinstance(answer, KernelError):
+        return answer
+    with np.load(request["output"], allow_pickle=False) as outputs:
+        return [outputs[str(i)] for i in kernel.outputs]
 
 
 def unavailable() -> str | None:
