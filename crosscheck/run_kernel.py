@@ -23,7 +23,7 @@ from .simulate import find_gpu
 from .terminal import Progress, Style
 from .text import count, list_of
 
-__all__ = ["FLAGS", "add_flags", "run"]
+__all__ = ["FLAGS", "add_flags", "as_json", "run", "simulated"]
 
 FLAGS = ("args", "size", "pass_config", "blocks", "timeout", "capture", "against")
 SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a kernel has, too
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     device, reason = find_gpu("require" if args.capture else args.gpu, job.arch)
     with Progress(2 if device else 1) as progress:
         progress.step(f"simulating for {job.arch}")
-        outcome = _simulated(job, progress)
+        outcome = simulated(job, progress)
         words: list[np.ndarray] | None = None
         failure = ""
         if device:
@@ -79,7 +79,7 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise UsageError("--capture keeps the GPU's words, and --gpu is off")
 
 
-def _simulated(job: Job, progress: Progress) -> Outcome:
+def simulated(job: Job, progress: Progress) -> Outcome:
     """What the simulator gives. Raises UsageError for what it refuses, and for its own faults."""
     try:
         result = sim.simulate(
@@ -124,7 +124,7 @@ def _on_gpu(job: Job, timeout: int) -> tuple[list[np.ndarray] | None, str, str]:
 
     pf = job.prim_func()
     kernel = gpu.Kernel(
-        _json(pf),
+        as_json(pf),
         tuple(each.argument() for each in job.inputs),
         tuple(p.number for p in job.outputs),
         job.made,
@@ -139,7 +139,7 @@ def _on_gpu(job: Job, timeout: int) -> tuple[list[np.ndarray] | None, str, str]:
         return (None, f"no GPU run: {error}", "") if error.kind == "compile" else (None, "", str(error))
 
 
-def _json(pf: Any) -> str:
+def as_json(pf: Any) -> str:
     """The PrimFunc as TVM's JSON, without what the request says beside it."""
     from tilelang import tvm
 
