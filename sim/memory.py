@@ -199,6 +199,11 @@ class Tensor:
             first = int(np.argmax(clash))
             block.report("race", self.name, operator, int(lane[first]), self._index(at[first]))
 
+    def lose(self, key: tuple[Any, ...], block: Block, mask: np.ndarray) -> None:
+        """The elements at integer indices where `mask` holds cannot be known."""
+        flat, _ = self._place(key, block)
+        self.memory.poisoned()[self._units(np.broadcast_to(flat, mask.shape)[mask])] = True
+
     def _targets(
         self, key: tuple[Any, ...], guard: np.ndarray | None, operator: str, block: Block
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

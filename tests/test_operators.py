@@ -407,10 +407,108 @@ def reversed_in_place(step: int) -> Any:
 def test_an_element_that_reads_what_another_element_of_its_loop_stores_is_a_race() -> None:
     x = small(64)
     result = sim.simulate(reversed_in_place(1).with_attr("tilelang_out_idx", [1]), x)
-    assert [(e.kind, e.buffer, e.index) for e in result.events] == [("race", "x", (0,))]
+    assert [(e.kind, e.buffer, e.index) for e in result.events] == [("race", "x", (1,))]
     assert result.undetermined[0] is not None and result.undetermined[0].tolist() == [i < 31 for i in range(64)]
     known = run(reversed_in_place(32), x)  # it reads what the loop does not store
     np.testing.assert_array_equal(known, np.concatenate([x[32:] + 1, x[32:]]))
+
+
+def two_statements(where: str, step: int) -> Any:
+    """y[i] = x[i + step] in a loop that has stored x[i], or stores it afterwards (below 0)."""
+
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            own = T.alloc_shared((64,), "float32")
+            T.copy(X, own)
+            for i in T.Parallel(32):
+                if where == "before":
+                    own[i] = 2.0 * X[i]
+                    Y[i] = own[i + step]
+                else:
+                    Y[i] = own[i + step]
+                    own[i] = 2.0 * X[i]
+            T.copy(own[32:64], Y[32:64])
+
+    return main
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_element_that_loads_what_another_one_stores_in_another_statement_is_a_race(where: str) -> None:
+    x = small(64)
+    result = sim.simulate(two_statements(where, 30).with_attr("tilelang_out_idx", [1]), x)
+    assert [(e.kind, e.buffer, e.index) for e in result.events] == [("race", "own", (30,))]
+    assert result.events[0].where.startswith("test_operators.py:")
+    assert result.undetermined[0] is not None and np.flatnonzero(result.undetermined[0]).tolist() == [0, 1]
+    np.testing.assert_array_equal(run(two_statements(where, 32), x), np.concatenate([x[32:], x[32:]]))
+    own = run(two_statements(where, 0), x)
+    np.testing.assert_array_equal(own[:32], 2 * x[:32] if where == "before" else x[:32])
+
+
+def added_again(scope: str) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((16,), "float32"), Y: T.Tensor((16, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            total = T.alloc_shared((16,), "float32") if scope == "shared" else T.alloc_fragment((16,), "float32")
+            for i, j in T.Parallel(16, 8):
+                total[i] = X[i] + 1.0
+                Y[i, j] = total[i]
+                if scope == "shared":
+                    total[i] = X[i]
+
+    return main
+
+
+def test_elements_that_store_the_same_words_do_not_race_until_one_stores_another() -> None:
+    x = small(16)
+    kept = run(added_again("fragment"), x)
+    np.testing.assert_array_equal(kept, np.repeat(x[:, None] + 1, 8, axis=1))
+    with pytest.raises(sim.Undetermined, match="128 outputs cannot be known: race of total in parallel"):
+        run(added_again("shared"), x)
+
+
+def exchanged_in_pairs(step: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32):
+            x = T.alloc_shared((64,), "float32")
+            T.copy(X, x)
+            for i in T.Parallel(64):
+                j = i ^ step
+                if i < j and x[i] > x[j]:
+                    larger = T.alloc_var("float32")
+                    larger = x[i]
+                    x[i] = x[j]
+                    x[j] = larger
+            T.copy(x, Y)
+
+    return main
+
+
+def test_elements_that_exchange_what_no_other_element_touches_do_not_meet() -> None:
+    x = small(64)
+    want = np.sort(x.reshape(16, 2, 2), axis=1).reshape(64)
+    np.testing.assert_array_equal(run(exchanged_in_pairs(2), x), want)
+
+
+def counted_and_read(whose: int) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32"), N: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            for i in T.Parallel(64):
+                T.atomic_add(N[i], X[i])
+                Y[i] = N[i ^ whose]
+
+    return main
+
+
+def test_a_load_beside_an_atomic_addition_of_another_element_is_a_race() -> None:
+    x, nothing = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
+    for whose, lost in ((0, 0), (1, 64)):
+        result = sim.simulate(counted_and_read(whose), x, nothing.copy(), nothing.copy())
+        masks = [0 if mask is None else int(mask.sum()) for mask in result.undetermined]
+        assert masks[result.names.index("Y")] == lost
+        assert {event.kind for event in result.events} == ({"race"} if lost else set())
 
 
 def test_what_starts_at_an_unwritten_number_is_unknown() -> None:

@@ -55,6 +55,7 @@ class Frame:
     guard: an Index of bools for the elements whose expression is really evaluated (the taken side of a select, the
     body of an if); None when all are. What is outside may be anything, and must not leak.
     doubt: where it cannot be known whether what runs now runs at all; None: nowhere.
+    turns: listens where elements of the T.Parallel loop that runs may meet; None: they cannot.
     """
 
     def __init__(self, block: Block):
@@ -64,6 +65,7 @@ class Frame:
         self.doubt: Index | None = None
         self.tiles: dict[Any, Any] = {}
         self.plans: Any = None
+        self.turns: Any = None
 
     @property
     def lanes(self) -> Lanes:

@@ -10,7 +10,7 @@ import numpy as np
 from ..formats import DType, Format
 from ..memory import Tensor, rectangle
 from ..tile import Tile
-from ..values import Value
+from ..values import Value, either
 from .expressions import as_index
 from .frame import Frame, Unsupported
 
@@ -23,14 +23,30 @@ __all__ = ["Access", "Region"]
 class Access:
     """How a buffer of the program is reached at run time."""
 
-    def __init__(self, name: str, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any], is_global: bool):
-        self.name, self.shape, self.fmt, self.get, self.is_global = name, shape, fmt, get, is_global
+    def __init__(self, buffer: Any, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any], is_global: bool):
+        self.name, self.data = str(buffer.name), buffer.data
+        self.shape, self.fmt, self.get, self.is_global = shape, fmt, get, is_global
+
+    def in_registers(self, frame: Frame) -> bool:
+        """Whether each thread has its own copy of what it uses."""
+        return not self.is_global and not self.get(frame).scope.startswith("shared")
+
+    def load(self, frame: Frame, key: tuple[Any, ...]) -> Any:
+        """The elements at integer indices."""
+        if frame.turns is not None:
+            frame.turns.loaded(self, key)
+        target = self.get(frame)
+        if isinstance(target, Tensor):
+            return target.load(key, frame.block)
+        return target.load(key, None if frame.guarded is None else frame.guarded.at)
 
     def store(
         self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel", keep_product: bool = False
     ) -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
         value = frame.doubted(value, self.fmt)
+        if frame.turns is not None:
+            frame.turns.stored(self, key, value)
         if isinstance(target, Tensor):
             target.store(key, value, frame.block, guard, operator)
         else:
@@ -39,7 +55,18 @@ class Access:
     def atomic(self, frame: Frame, function: np.ufunc, key: tuple[Any, ...], value: Any) -> None:
         """target[key] = function(target[key], value) for each element, atomically."""
         guard = None if frame.guarded is None else frame.guarded.at
+        if frame.turns is not None:
+            frame.turns.stored(self, key, None)
         self.get(frame).atomic(function, key, frame.doubted(value, self.fmt), frame.block, guard)
+
+    def lose(self, frame: Frame, key: tuple[Any, ...], mask: np.ndarray) -> None:
+        """What is there where `mask` holds cannot be known."""
+        target = self.get(frame)
+        if isinstance(target, Tensor):
+            target.lose(key, frame.block, mask)
+            return
+        value = frame.block.as_value(target.load(key, mask), self.fmt)
+        target.store(key, Value(value.machine, value.fmt, value.data, either(value.poison, mask)), mask, "parallel")
 
 
 class Region:

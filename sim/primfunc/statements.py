@@ -14,7 +14,7 @@ import numpy as np
 from ..memory import Memory, Tensor
 from ..tile import Block, Private, Tile
 from ..values import Index, rows
-from .conflicts import other_reads, raced
+from .conflicts import Turns, shared_places
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
 from .lowering import placed
@@ -149,12 +149,12 @@ class Statements:
             if tensor.layout is not None and (shape, fmt) != (tensor.shape, tensor.fmt):
                 raise Unsupported(f"a view of {buffer.name}, which has an annotated layout")
             own = tensor if (shape, fmt) == (tensor.shape, tensor.fmt) else tensor.view(shape, fmt)
-            return Access(str(buffer.name), shape, fmt, lambda frame: own, True)
+            return Access(buffer, shape, fmt, lambda frame: own, True)
         if data not in self.storage:
             raise Unsupported(f"buffer {buffer.name} in scope {buffer.scope()!r}")
         if (shape, fmt) == self.storage[data]:
-            return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data], False)
-        return Access(str(buffer.name), shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt), False)
+            return Access(buffer, shape, fmt, lambda frame: frame.tiles[data], False)
+        return Access(buffer, shape, fmt, lambda frame: frame.tiles[data].view(shape, fmt), False)
 
     def size(self, e: Any, what: str = "a size") -> int:
         """An integer that is known before the kernel runs. Raises Unsupported when it is not."""
@@ -176,14 +176,7 @@ class Statements:
         """The function of a BufferLoad."""
         access, key = self.access(e.buffer), [self.translator.expression(i) for i in e.indices]
 
-        def read(frame: Frame) -> Any:
-            where, source = tuple(k(frame) for k in key), access.get(frame)
-            if isinstance(source, Tensor):
-                return source.load(where, frame.block)
-            guard = None if frame.guarded is None else frame.guarded.at
-            return source.load(where, guard)
-
-        return read
+        return lambda frame: access.load(frame, tuple(k(frame) for k in key))
 
     # statements
 
@@ -315,7 +308,8 @@ class Statements:
             variables.append(s.loop_var)
             extents.append(self.size(s.extent, "the extent of a T.Parallel loop"))
             s = s.body
-        private = _private(s)
+        walked = [v for v, extent in zip(variables, extents, strict=True) if extent > 1]
+        private, meet = _private(s), shared_places(s, walked, _walk, _PRIVATE)
         self.inside.append(s)
         body = self.statement(s)
         self.inside.pop()
@@ -326,7 +320,11 @@ class Statements:
                 frame.bind(variable, index)
             shared = {data: frame.tiles[data] for data in private}
             frame.tiles |= {data: Private(tile, indices) for data, tile in shared.items()}
+            frame.turns = Turns(frame, meet) if meet else None
             body(frame)
+            if frame.turns is not None:
+                frame.turns.close()
+                frame.turns = None
             frame.block.parallel_extents = ()
             for data, tile in shared.items():
                 frame.tiles[data].close(tile)
@@ -406,15 +404,9 @@ class Statements:
         access, value = self.access(s.buffer), self.translator.expression(s.value)
         key = [self.translator.expression(i) for i in s.indices]
         keep = self.translator.contraction.keeps(s)
-        others = other_reads(s, _walk) if self.inside and s.buffer.scope() not in _PRIVATE else []
-        reads = [
-            [self.translator.expression(i) for i in load.indices] for load in others if load.buffer.same_as(s.buffer)
-        ]
 
         def run(frame: Frame) -> None:
             result, where = value(frame), tuple(k(frame) for k in key)
-            if reads:
-                result = raced(frame, access, where, reads, result)
             access.store(frame, where, result, keep_product=keep)
 
         return run
