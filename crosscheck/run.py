@@ -35,7 +35,7 @@ from .simulate import Device, basis, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
 from .text import count, shape, wrapped
 
-__all__ = ["add", "run"]
+__all__ = ["add", "one_input", "run"]
 
 NAME = "run"
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     for name in run_kernel.FLAGS:
         if getattr(args, name) is not None:
             raise UsageError(f"{flag(name)} is of a kernel: give FILE.py:FUNCTION too")
-    args.inputs = _one_input(args.inputs)
+    args.inputs = one_input(args.inputs)
     asked = request(args)
     device, reason = find_gpu(args.gpu, asked.arch)
     outcome = _outcome(asked, device, reason, required=args.gpu == "require")
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     return Result(code, _report(outcome, style), outcome.to_json())
 
 
-def _one_input(texts: list[str] | None) -> str | None:
+def one_input(texts: list[str] | None) -> str | None:
     """The flash loop's inputs, as its other verbs take them."""
     if texts is None:
         return None

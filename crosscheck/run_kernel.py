@@ -23,7 +23,7 @@ from .simulate import find_gpu
 from .terminal import Progress, Style
 from .text import count, list_of
 
-__all__ = ["FLAGS", "add_flags", "as_json", "run", "simulated"]
+__all__ = ["FLAGS", "add_flags", "as_json", "check_flags", "run", "simulated"]
 
 FLAGS = ("args", "size", "pass_config", "blocks", "timeout", "capture", "against")
 SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a kernel has, too
@@ -47,7 +47,7 @@ def _blocks(text: str) -> list[int]:
 
 def run(args: argparse.Namespace, style: Style) -> Result:
     """Simulate a kernel; exit code 0, 1 when words differ, 3 when some cannot be known and none differs."""
-    _check_flags(args)
+    check_flags(args)
     capture = open_capture(args) if args.against else None
     job = make_job(args)
     if capture is not None:
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     return Result(outcome.code(required=args.gpu == "require" or args.capture is not None), text, to_json(outcome))
 
 
-def _check_flags(args: argparse.Namespace) -> None:
+def check_flags(args: argparse.Namespace) -> None:
     """Raise UsageError for what a kernel of a file has not."""
     for name in (*SCHEDULE_FLAGS, "out"):
         if getattr(args, name) is not None and name not in SHARED:
