@@ -192,8 +192,11 @@ def flash_attention(
     record.dot(fmt)
     Output = Tensor("Output", np.full_like(Q.words, (1 << fmt.bits) - 1), fmt)
     engine = machine(record, schedule.fast_math)
-    for bz, bx, by in _in_step(chosen, schedule, Q.words.shape[2] // K.words.shape[2]):
-        flash_attention_block(Block(engine, len(bx), schedule.threads), Q, K, V, Output, schedule, bx, by, bz)
+    batch, _, heads, _ = Q.words.shape
+    for bz, bx, by in _in_step(chosen, schedule, heads // K.words.shape[2]):
+        block = Block(engine, len(bx), schedule.threads)
+        block.numbers = (bx * heads + by) * batch + bz
+        flash_attention_block(block, Q, K, V, Output, schedule, bx, by, bz)
     if Output.poison is not None and Output.poison.any():
         raise Undetermined(f"{int(Output.poison.sum())} outputs depend on memory that nobody wrote")
     return from_words(Output.words, fmt, like=q)

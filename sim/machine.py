@@ -26,6 +26,8 @@ class Exact:
     arch: the architecture; fast_math: TL_ENABLE_FAST_MATH (approximate division, exp2 by MUFU alone, ftz).
     """
 
+    listens = False  # to what is stored to global memory
+
     def __init__(self, arch: Arch, fast_math: bool):
         self.arch, self.fast_math = arch, fast_math
 
@@ -164,6 +166,10 @@ class Exact:
         x = np.concatenate([x, np.zeros(x.shape[:-1] + (1,), x.dtype)], axis=-1)[..., order.columns]
         return self.sum_lanes(np.moveaxis(x, -2, 0), fmt)
 
+    def spread_nan(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """The NaN word for each row of x [..., N] that has a NaN, else 0."""
+        return np.where(fmt.is_nan(x).any(axis=-1), fmt.word.type(fmt.nan), fmt.word.type(0))
+
     def sum_lanes(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """x [steps, ..., lanes]: each lane adds its steps in order, then an XOR butterfly adds the lanes."""
         return self.join_lanes(self._sum_in_order(np.ascontiguousarray(x), fmt), fmt)
@@ -196,6 +202,16 @@ class Exact:
 
     def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: Format) -> None:
         """A tile operator stored `x` in `buffer`; for machines that listen."""
+
+    def started(self, block: Any) -> None:
+        """Thread blocks (a sim.tile.Block) that run in step begin; for machines that listen."""
+
+    def loaded(self, tensor: Any, at: np.ndarray, words: np.ndarray) -> np.ndarray:
+        """Values of words of global memory, read at flat places of a sim.memory.Tensor."""
+        return self.from_words(words, tensor.fmt)
+
+    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
+        """Values `x` were stored to global memory at flat places; for machines that listen."""
 
     def through_memory(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """What is read back after a store to shared memory: the same; for machines that know where values come from."""

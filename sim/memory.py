@@ -155,7 +155,7 @@ class Tensor:
             poison = either(poison, self._foreign(flat, inside, block))
         if isinstance(self.fmt, Integer):
             return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
-        return Value(block.machine, self.fmt, block.machine.from_words(words, self.fmt), poison)
+        return Value(block.machine, self.fmt, block.machine.loaded(self, flat, words), poison)
 
     def _foreign(self, flat: np.ndarray, inside: np.ndarray | None, block: Block) -> np.ndarray | None:
         """Which elements another thread block of this launch has stored: it may do so before or after they are read."""
@@ -188,6 +188,8 @@ class Tensor:
         if memory.stored is not None:
             memory.stored[units] = True
         self._flat[at] = new
+        if block.machine.listens:
+            block.machine.stored(self, at, np.broadcast_to(value.data, kept.shape)[kept])
         clash |= self._flat[at] != new
         poison = either(value.poison, unknown(key))
         if poison is not None or clash.any() or memory.poison is not None:
@@ -268,7 +270,9 @@ class Tensor:
         rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
         for n in range(int(rank.max(initial=-1)) + 1):
             to, x = flat[rank == n], sorted_new[rank == n]
-            self._flat[to] = block.machine.add(self._flat[to], x, self.fmt)
+            total = block.machine.add(block.machine.loaded(self, to, self._flat[to]), x, self.fmt)
+            self._flat[to] = block.machine.to_words(total, self.fmt)
+            block.machine.stored(self, to, total)
         first = self._units(at)[:, 0]
         np.add.at(memory.additions, first, 1)
         return np.asarray(memory.additions[first] > 2)

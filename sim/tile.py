@@ -181,8 +181,8 @@ class Tile:
         if unknown(key) is not None:
             poison[...] = True
             block.report("uninitialised", f"an index of {self.name}", operator)
-        if not (data[target] == new).all():
-            clash = data[target] != new
+        clash = block.words(data[target], self.fmt) != block.words(new, self.fmt)
+        if clash.any():
             poison[tuple(t[clash] for t in target)] = True
             lane, *index = (int(t[clash][0]) for t in target)
             block.report("race", self.name, operator, lane, tuple(index))
@@ -234,7 +234,7 @@ class View(Tile):
 
     def value(self) -> Value:
         value = self.base.value()
-        data = _recast(value.data, self.fmt, self.shape)
+        data = _recast(self.block, value.data, self.base.fmt, self.fmt, self.shape)
         poison = None
         if value.poison is not None:
             poison = _repoison(value.poison, self.base.fmt, self.fmt, (value.poison.shape[0], *self.shape))
@@ -255,16 +255,20 @@ class View(Tile):
         if value.poison is not None:
             whole = np.broadcast_to(value.poison, (max(lead, value.poison.shape[0]), *self.shape))
             poison = _repoison(whole, self.fmt, self.base.fmt, (whole.shape[0], *self.base.shape))
-        words = _recast(data, self.base.fmt, self.base.shape)
+        words = _recast(self.block, data, self.fmt, self.base.fmt, self.base.shape)
         factors = None
         if data.shape == value.data.shape:
             factors = self._factors(value, self.base.shape)
         self.base.assign(operator, Value(value.machine, self.base.fmt, words, poison, factors), keep_product)
 
 
-def _recast(data: np.ndarray, fmt: DType, shape: tuple[int, ...]) -> np.ndarray:
-    """Words [lanes, ...] as words of `fmt` [lanes, *shape]."""
-    return np.ascontiguousarray(data).reshape(data.shape[0], -1).view(fmt.word).reshape((data.shape[0], *shape))
+def _recast(block: Block, data: np.ndarray, old: DType, new: DType, shape: tuple[int, ...]) -> np.ndarray:
+    """A tile's data [lanes, ...] of dtype `old` as that of `new` [lanes, *shape]: the same bits."""
+    if old is new:
+        return data.reshape((data.shape[0], *shape))
+    words = np.ascontiguousarray(block.words(data, old)).reshape(data.shape[0], -1)
+    words = words.view(new.word).reshape((data.shape[0], *shape))
+    return words if isinstance(new, Integer) else block.machine.from_words(words, new)
 
 
 def _repoison(poison: np.ndarray, old: DType, new: DType, shape: tuple[int, ...]) -> np.ndarray:
@@ -307,7 +311,8 @@ class Private:
         value = self.tile.value()
         count = len(self.loop)
         data = value.data.reshape((value.data.shape[0], -1, *value.data.shape[1 + count :]))
-        differs = (data != data[:, :1]).any(axis=1)
+        words = self.block.words(data, value.fmt)
+        differs = (words != words[:, :1]).any(axis=1)
         if value.poison is not None:
             differs = differs | value.poison.reshape((value.poison.shape[0], *data.shape[1:])).any(axis=1)
         last = data[:, 0].reshape((data.shape[0], *tile.shape))
@@ -338,6 +343,9 @@ class Block:
         self.first_unknown: Report | None = None  # the first read of something that cannot be known
         self.numbers = np.arange(blocks)  # their numbers in the grid
         self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
+        self.turns: tuple[int, ...] = ()  # of the serial loops around what runs
+        self.sources: dict[str, str] | None = None  # the path of each source file; None: a loop written by hand
+        machine.started(self)
 
     def report(
         self, kind: str, buffer: str, operator: str, lane: int | None = None, index: tuple[int, ...] = ()
@@ -376,6 +384,10 @@ class Block:
         factors = x.factors if x.fmt is fmt else None
         return Value(self.machine, fmt, data if data.ndim else data.reshape(1), x.poison, factors)
 
+    def words(self, x: np.ndarray, fmt: DType) -> np.ndarray:
+        """The words of a tile's data."""
+        return x if isinstance(fmt, Integer) else self.machine.to_words(x, fmt)
+
     # allocation
 
     def alloc_shared(self, name: str, shape: tuple[int, ...], fmt: Format) -> Tile:
@@ -412,10 +424,11 @@ class Block:
         """A serial loop; `extent` is an int or one per block. Stages do not change the meaning."""
         outer = self.lanes
         extents = np.broadcast_to(np.asarray(extent), (outer.count,))
+        turns = self.turns
         for k in range(int(extents.max(initial=0))):
-            self.lanes, self.iteration = outer.where(extents > k), k
+            self.lanes, self.iteration, self.turns = outer.where(extents > k), k, (*turns, k)
             yield k
-        self.lanes, self.iteration = outer, None
+        self.lanes, self.iteration, self.turns = outer, None, turns
 
     # operators
 

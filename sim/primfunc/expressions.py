@@ -279,7 +279,7 @@ def _clamped(x: Value, low: Value, high: Value) -> Value:
     nan = x.fmt.is_nan(x.machine.to_words(x.data, x.fmt))
     if not nan.any():
         return result
-    canonical = x.machine.from_words(np.asarray(x.fmt.nan, x.fmt.word), x.fmt)
+    canonical = x.machine.add(x.data, x.data, x.fmt)
     return Value(x.machine, x.fmt, x.machine.select(nan, canonical, result.data), result.poison)
 
 

@@ -65,11 +65,12 @@ def _reduce(statements: Statements, call: Any) -> Run:
 def _spread(result: Value, source: np.ndarray, dim: int, old: Value | None) -> Value:
     """nan_propagate: the NaN word wherever a source element, or what the target held, is NaN (__hmax_nan)."""
     machine, fmt = result.machine, result.fmt
-    nan = fmt.is_nan(machine.to_words(source, fmt)).any(axis=dim + 1).reshape(-1, *result.data.shape[1:])
-    if old is not None:
-        nan = nan | fmt.is_nan(machine.to_words(old.data, fmt))
-    word = machine.from_words(np.asarray(fmt.nan, fmt.word), fmt)
-    return Value(machine, fmt, machine.select(nan, word, result.data), result.poison)
+    data = result.data
+    sources = [np.moveaxis(source, dim + 1, -1)] + ([] if old is None else [old.data[..., None]])
+    for x in sources:
+        spread = machine.spread_nan(x, fmt).reshape(-1, *data.shape[1:])
+        data = machine.select(fmt.is_nan(machine.to_words(spread, fmt)), spread, data)
+    return Value(machine, fmt, data, result.poison)
 
 
 def _sum(plan: Any, machine: Exact, value: Value, op: str, fmt: Format, first_only: bool) -> np.ndarray:

@@ -194,6 +194,7 @@ class _Launches:
         self.progress: Progress | None = None
         self.events: dict[tuple[str, ...], Report] = {}
         self.first_unknown: Report | None = None
+        self.sources = statements.sources
         self.by_data = dict(statements.tensors)  # all global memory, T.alloc_global's too
         self.partial = blocks is not None
         chosen = None if blocks is None else _numbers(blocks)
@@ -251,6 +252,7 @@ class _Launches:
     def _step(self, program: Program, grid: np.ndarray, numbers: np.ndarray) -> None:
         frame = Frame(Block(self.machine, len(numbers), program.threads))
         frame.block.numbers, frame.block.watch, frame.plans = numbers, self.watch, self.plans
+        frame.block.sources = self.sources
         frame.define(self.tensors.sizes)
         for (variable, _, _), at in zip(program.grid, grid, strict=True):
             frame.bind(variable, int(at[0]) if (at == at[0]).all() else Index(at.copy()))

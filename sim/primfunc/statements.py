@@ -118,6 +118,7 @@ class Statements:
         self.threads: set[Any] = set()  # variables that are a thread's index
         self.translator = Translator(self.load, self.need)
         self._program: Program | None = None
+        self.sources: dict[str, str] = {}  # the path of each source file, by its name
 
     def outline(self, pf: Any) -> None:
         """Global memory of a kernel that is translated and not run: unknown sizes are some number."""
@@ -198,7 +199,7 @@ class Statements:
 
     def _at(self, s: Any) -> None:
         """Remember the source line of a statement; of what TileLang's own macros make, the last line before it."""
-        found = _line(s)
+        found = _line(s, self.sources)
         if found is None:
             self.where = self.where if self.where.startswith("after") or not self.where else f"after {self.where}"
         elif found:
@@ -283,20 +284,23 @@ class Statements:
 
         def run(frame: Frame) -> None:
             first, count = frame.known(start(frame), where), frame.known(extent(frame), where)
+            turns = frame.block.turns
             if isinstance(count, Index) and count.at.ndim > 1:
                 for k in range(int(count.at.max(initial=0))):
+                    frame.block.turns = (*turns, k)
                     with frame.guard(count > k):
                         frame.bind(variable, first + k)
                         body(frame)
+                frame.block.turns = turns
                 return
             counts = np.broadcast_to(count.at if isinstance(count, Index) else np.asarray(count), (frame.lanes.count,))
             outer, before = frame.lanes, frame.block.iteration
             for k in range(int(counts.max(initial=0))):
                 with frame.running(outer if k < int(counts.min()) else outer.where(counts > k)):
                     frame.bind(variable, _shift(first, k, outer, frame))
-                    frame.block.iteration = k
+                    frame.block.iteration, frame.block.turns = k, (*turns, k)
                     body(frame)
-            frame.block.iteration = before
+            frame.block.iteration, frame.block.turns = before, turns
 
         return run
 
@@ -485,8 +489,11 @@ def _own_folder() -> str:
     return str(Path(tilelang.__file__).parent)
 
 
-def _line(s: Any) -> str | None:
-    """The source line of a statement; "" where it has none (a loaded kernel), None in TileLang's own macros."""
+def _line(s: Any, sources: dict[str, str]) -> str | None:
+    """The source line of a statement; "" where it has none (a loaded kernel), None in TileLang's own macros.
+
+    sources: the path of each file, by its name; this one is added
+    """
     from tilelang.ir import get_stmt_span
 
     span = get_stmt_span(s)
@@ -494,7 +501,9 @@ def _line(s: Any) -> str | None:
         return ""
     if span.source_name.name.startswith(_own_folder()):
         return None
-    return f"{Path(span.source_name.name).name}:{span.line}"
+    path = Path(span.source_name.name)
+    sources[path.name] = str(path)
+    return f"{path.name}:{span.line}"
 
 
 def _private(body: Any) -> list[Any]:
