@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory", "Region", "Tensor", "lane_axis", "place", "rectangle", "targets", "unknown"]
 
+SEVERAL = -1  # thread blocks
+
 
 @dataclass
 class Region:
@@ -58,7 +60,10 @@ class Memory:
         self.words, self.unit = words.reshape(-1), bits
         self.poison: np.ndarray | None = None  # depends on memory that nobody wrote, a race, an order of additions
         self.stored: np.ndarray | None = None  # was stored to, where somebody asks
-        self.writer: np.ndarray | None = None  # the thread block of this launch that stored it, its number + 1
+        # the thread block of this launch that stored, added to or loaded it: its number + 1, SEVERAL, 0 for none
+        self.writer: np.ndarray | None = None
+        self.adder: np.ndarray | None = None
+        self.reader: np.ndarray | None = None  # None: nobody asks
         self.additions: np.ndarray | None = None  # atomic additions so far
 
     def units(self) -> int:
@@ -67,7 +72,7 @@ class Memory:
     def divide(self, bits: int) -> None:
         """Units of at most `bits`."""
         if bits < self.unit:
-            for name in ("poison", "stored", "writer", "additions"):
+            for name in ("poison", "stored", "writer", "adder", "reader", "additions"):
                 mask = getattr(self, name)
                 setattr(self, name, None if mask is None else np.repeat(mask, self.unit // bits))
             self.unit = bits
@@ -81,6 +86,36 @@ class Memory:
     def lose(self) -> None:
         """Nothing of it is known."""
         self.poison = np.ones(self.units(), bool)
+
+    def launched(self, asked: bool) -> None:
+        """A launch begins; asked: it stores to this memory, so that who loads it matters."""
+        self.writer = self.adder = None
+        self.reader = np.zeros(self.units(), np.int32) if asked else None
+
+    def lose_of(self, blocks: set[int]) -> None:
+        """What these thread blocks have stored or added in this launch is not known; SEVERAL - 1 among them: any."""
+        for owner in (self.writer, self.adder):
+            if owner is not None:
+                lost = np.isin(owner, [b + 1 for b in blocks] + [SEVERAL]) if SEVERAL - 1 not in blocks else owner != 0
+                self.poison = either(self.poison, lost)
+
+    def note(self, name: str, units: np.ndarray, mine: np.ndarray) -> None:
+        """That thread blocks (number + 1, broadcast to the units) have done what the mask `name` keeps."""
+        owner = getattr(self, name)
+        if owner is None:
+            owner = np.zeros(self.units(), np.int32)
+            setattr(self, name, owner)
+        old = owner[units]
+        owner[units] = np.where((old == 0) | (old == mine), mine, SEVERAL)
+        owner[units[owner[units] != mine]] = SEVERAL  # two at once
+
+    def others(self, name: str, units: np.ndarray, mine: np.ndarray) -> np.ndarray:
+        """Which elements [..., units of an element] another thread block has done that to."""
+        owner = getattr(self, name)
+        if owner is None:
+            return np.zeros(units.shape[:-1], bool)
+        old = owner[units]
+        return np.asarray(((old != 0) & (old != mine)).any(axis=-1))
 
 
 class Tensor:
@@ -141,8 +176,11 @@ class Tensor:
         count = self.fmt.bits // self.memory.unit
         return np.asarray(flat[..., None] * count + np.arange(count))
 
-    def load(self, key: tuple[Any, ...], block: Block) -> Any:
-        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads."""
+    def load(self, key: tuple[Any, ...], block: Block, guard: np.ndarray | None = None) -> Any:
+        """The elements at integer indices; out of bounds gives 0, as TileLang guards global loads.
+
+        guard: where they are really loaded, None: everywhere
+        """
         flat, inside = self._place(key, block)
         words = self._flat[flat]
         if inside is not None:
@@ -150,25 +188,36 @@ class Tensor:
         poison = unknown(key)
         if self.memory.poison is not None:
             poison = either(poison, self.memory.poison[self._units(flat)].any(axis=-1))
-        block.read(self.name, "load", poison)
-        if self.memory.writer is not None:
-            poison = either(poison, self._foreign(flat, inside, block))
+        block.read(self.name, "load", poison, guard)
+        done = guard if inside is None else inside if guard is None else inside & guard
+        if self.memory.writer is not None or self.memory.adder is not None:
+            poison = either(poison, self._foreign(flat, done, block))
+        if self.memory.reader is not None:
+            self._read(flat, done, block)
         if isinstance(self.fmt, Integer):
             return Index(words.view(self.fmt.value_type).astype(np.int64), poison=poison)
         return Value(block.machine, self.fmt, block.machine.loaded(self, flat, words), poison)
 
-    def _foreign(self, flat: np.ndarray, inside: np.ndarray | None, block: Block) -> np.ndarray | None:
+    def _foreign(self, flat: np.ndarray, done: np.ndarray | None, block: Block) -> np.ndarray | None:
         """Which elements another thread block of this launch has stored: it may do so before or after they are read."""
-        assert self.memory.writer is not None
-        writer = self.memory.writer[self._units(flat)]
-        foreign = ((writer != 0) & (writer != lift(block.running() + 1, writer.ndim - 1))).any(axis=-1)
-        foreign = foreign if inside is None else foreign & inside
+        units = self._units(flat)
+        mine = lift(block.running() + 1, units.ndim - 1)
+        foreign = self.memory.others("writer", units, mine) | self.memory.others("adder", units, mine)
+        foreign = foreign if done is None else foreign & done
         if not foreign.any():
             return None
         at = np.argwhere(foreign)[0]
         places = np.broadcast_to(flat, foreign.shape)
         block.report("race", self.name, "load", int(at[0]), self._index(places[tuple(at)]))
         return np.asarray(foreign)
+
+    def _read(self, flat: np.ndarray, done: np.ndarray | None, block: Block) -> None:
+        """Note who loads what."""
+        mine = lift(block.running() + 1, flat.ndim - 1)
+        whole = np.broadcast_shapes(flat.shape, mine.shape, () if done is None else done.shape)
+        kept = np.broadcast_to(True if done is None else done, whole)
+        units = self._units(np.broadcast_to(flat, whole)[kept])
+        self.memory.note("reader", units, np.broadcast_to(np.broadcast_to(mine, whole)[kept][:, None], units.shape))
 
     def _index(self, flat: Any) -> tuple[int, ...]:
         """The element at a flat place."""
@@ -184,7 +233,8 @@ class Tensor:
         lane, at, kept = self._targets(key, guard, operator, block)
         words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
         new, units = np.broadcast_to(words, kept.shape)[kept], self._units(at)
-        clash = self._clashes(at, units, new, block.running()[lane] + 1)
+        clash = self._clashes(lane, at, units, self._flat[at] != new, operator, block)
+        clash |= memory.others("adder", units, block.running()[lane][:, None] + 1)
         if memory.stored is not None:
             memory.stored[units] = True
         self._flat[at] = new
@@ -219,14 +269,25 @@ class Tensor:
         (lane, at), kept = targets((flat,), keep, block.lanes.count, block.parallel_extents)
         return lane, at, kept
 
-    def _clashes(self, at: np.ndarray, units: np.ndarray, new: np.ndarray, mine: np.ndarray) -> np.ndarray:
-        """Where another thread block of this launch has stored another word."""
-        memory = self.memory
-        if memory.writer is None:
-            memory.writer = np.zeros(memory.units(), np.int32)
-        old = memory.writer[units]
-        memory.writer[units] = mine[:, None]
-        return np.asarray(((old != 0) & (old != mine[:, None])).any(axis=-1) & (self._flat[at] != new))
+    def _clashes(self, lane: np.ndarray, at: np.ndarray, units: np.ndarray, changed: np.ndarray, operator: str,
+                 block: Block) -> np.ndarray:  # fmt: skip
+        """Where another thread block of this launch has stored another word; one that has loaded it may find either."""
+        memory, mine = self.memory, block.running()[lane][:, None] + 1
+        self._overtaken(lane, at, units, changed, operator, block)
+        clash = memory.others("writer", units, mine) & changed
+        memory.note("writer", units, np.broadcast_to(mine, units.shape))
+        return clash
+
+    def _overtaken(self, lane: np.ndarray, at: np.ndarray, units: np.ndarray, changed: np.ndarray, operator: str,
+                   block: Block) -> None:  # fmt: skip
+        """Thread blocks that have loaded what another one now changes may have found either: they are lost."""
+        reader, mine = self.memory.reader, block.running()[lane][:, None] + 1
+        read = self.memory.others("reader", units, mine) & changed
+        if reader is not None and read.any():
+            first = int(np.argmax(read))
+            block.report("race", self.name, operator, int(lane[first]), self._index(at[first]))
+            found = reader[units]
+            block.lost |= set((np.unique(found[(found != 0) & (found != mine) & read[:, None]]) - 1).tolist())
 
     def _lose_where(self, key: tuple[Any, ...], operator: str, block: Block) -> None:
         """A store whose place cannot be known may have been anywhere."""
@@ -243,8 +304,9 @@ class Tensor:
         the order is poison. Where not all thread blocks run, those that do not may take part as well.
         """
         value, memory = block.as_value(value, self.fmt), self.memory
-        _, at, kept = self._targets(key, guard, "atomic_add", block)
+        lane, at, kept = self._targets(key, guard, "atomic_add", block)
         new = np.broadcast_to(value.data, kept.shape)[kept]
+        clash = self._beside(lane, at, block)
         if isinstance(self.fmt, Integer):
             function.at(self._flat.view(self.fmt.value_type), at, new.view(self.fmt.value_type))
             poison = np.zeros(at.size, bool)
@@ -255,11 +317,23 @@ class Tensor:
             poison[:] = True
         if poison.any():
             block.report("atomic_order", self.name, "atomic_add")
+        poison |= clash
         if value.poison is not None:
             poison = poison | np.broadcast_to(value.poison, kept.shape)[kept]
         if poison.any():
             memory.poisoned()[self._units(at[poison])] = True
         self._lose_where(key, "atomic_add", block)
+
+    def _beside(self, lane: np.ndarray, at: np.ndarray, block: Block) -> np.ndarray:
+        """Where another thread block of this launch has stored without atomics; one that has loaded may find either."""
+        memory, units, mine = self.memory, self._units(at), block.running()[lane][:, None] + 1
+        self._overtaken(lane, at, units, np.ones(at.shape, bool), "atomic_add", block)
+        clash = memory.others("writer", units, mine)
+        if clash.any():
+            first = int(np.argmax(clash))
+            block.report("race", self.name, "atomic_add", int(lane[first]), self._index(at[first]))
+        memory.note("adder", units, np.broadcast_to(mine, units.shape))
+        return clash
 
     def _add_floats(self, at: np.ndarray, new: np.ndarray, block: Block) -> np.ndarray:
         """Add each of `new` to its place, one after another. Returns where the order matters."""

@@ -342,6 +342,7 @@ class Block:
         self.where = ""  # the source line of the statement that runs
         self.first_unknown: Report | None = None  # the first read of something that cannot be known
         self.numbers = np.arange(blocks)  # their numbers in the grid
+        self.lost: set[int] = set()  # thread blocks that have loaded what another one of their launch changes
         self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
         self.turns: tuple[int, ...] = ()  # of the serial loops around what runs
         self.sources: dict[str, str] | None = None  # the path of each source file; None: a loop written by hand

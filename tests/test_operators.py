@@ -688,6 +688,83 @@ def test_blocks_that_store_different_words_to_one_place_race_however_far_apart()
     assert not sim.simulate(exchanged(2), x, np.zeros((200, 4), np.float32)).events
 
 
+def numbered(scope: str) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((32,), "float32"), Y: T.Tensor((32, 32), "float32")):
+        with T.Kernel(32, threads=32) as bx:
+            own = T.alloc_shared((32,), "int32") if scope == "shared" else T.alloc_fragment((32,), "int32")
+            for i in T.Parallel(32):
+                own[i] = bx
+            for i in T.Parallel(32):
+                if i < 16:
+                    Y[bx, i] = X[bx] * 2.0
+                else:
+                    Y[bx, i] = own[i]
+
+    return main
+
+
+@pytest.mark.parametrize("scope", ["shared", "fragment"])
+def test_a_number_of_each_thread_block_is_the_same_for_all_its_elements(scope: str) -> None:
+    x = small(32)
+    want = np.where(np.arange(32) < 16, 2 * x[:, None], np.arange(32, dtype=np.float32)[:, None])
+    np.testing.assert_array_equal(run(numbered(scope), x), want)
+
+
+def read_and_stored(store: bool, elsewhere: int) -> Any:
+    """Block 1 stores, or adds to, the word of Y that block 0 has loaded (elsewhere 0), or one that nobody loads."""
+
+    @T.prim_func
+    def main(Y: T.Tensor((64,), "int32"), Z: T.Tensor((4, 32), "int32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(32):
+                if bx == 0:
+                    Z[bx, i] = Y[i]
+                else:
+                    Z[bx, i] = bx
+            if bx == 1:
+                for i in T.Parallel(32):
+                    if store:
+                        Y[i + elsewhere] = i
+                    else:
+                        T.atomic_add(Y[i + elsewhere], 1)
+
+    return main
+
+
+@pytest.mark.parametrize("store", [True, False], ids=["store", "atomic"])
+def test_a_block_that_changes_what_another_one_has_loaded_races_with_all_that_one_stores(store: bool) -> None:
+    y, z = np.full(64, 7, np.int32), np.zeros((4, 32), np.int32)
+    result = sim.simulate(read_and_stored(store, 0), y.copy(), z.copy())
+    (event,) = result.events
+    assert (event.kind, event.buffer, event.block, event.index) == ("race", "Y", 1, (0,))
+    mask = result.undetermined[1]
+    assert result.undetermined[0] is None and mask is not None and mask[0].all() and not mask[1:].any()
+    assert not sim.simulate(read_and_stored(store, 32), y.copy(), z.copy()).events
+    same = np.arange(64, dtype=np.int32)  # it stores what is there already
+    assert bool(sim.simulate(read_and_stored(store, 0), same, z.copy()).events) is not store
+
+
+def stored_beside_atomics() -> Any:
+    @T.prim_func
+    def main(Y: T.Tensor((64,), "int32")):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(32):
+                if bx == 0:
+                    Y[i] = 1
+                else:
+                    T.atomic_add(Y[i + 16], 1)
+
+    return main
+
+
+def test_a_plain_store_beside_another_blocks_atomic_is_a_race() -> None:
+    result = sim.simulate(stored_beside_atomics(), np.zeros(64, np.int32))
+    mask = result.undetermined[0]
+    assert {event.kind for event in result.events} == {"race"} and mask is not None
+    assert np.flatnonzero(mask).tolist() == list(range(16, 32))
+
+
 def half_sums() -> Any:
     @T.prim_func
     def main(X: T.Tensor((64, 128), "float16"), Y: T.Tensor((64,), "float16")):

@@ -10,7 +10,7 @@ import numpy as np
 from ..formats import DType, Format
 from ..memory import Tensor, rectangle
 from ..tile import Tile
-from ..values import Value, either
+from ..values import Index, Value, either, lift
 from .expressions import as_index
 from .frame import Frame, Unsupported
 
@@ -35,16 +35,14 @@ class Access:
         """The elements at integer indices."""
         if frame.turns is not None:
             frame.turns.loaded(self, key)
-        target = self.get(frame)
-        if isinstance(target, Tensor):
-            return target.load(key, frame.block)
-        return target.load(key, None if frame.guarded is None else frame.guarded.at)
+        target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
+        return target.load(key, frame.block, guard) if isinstance(target, Tensor) else target.load(key, guard)
 
     def store(
         self, frame: Frame, key: tuple[Any, ...], value: Any, operator: str = "parallel", keep_product: bool = False
     ) -> None:
         target, guard = self.get(frame), None if frame.guarded is None else frame.guarded.at
-        value = frame.doubted(value, self.fmt)
+        value = _for_elements(frame, frame.doubted(value, self.fmt))
         if frame.turns is not None:
             frame.turns.stored(self, key, value)
         if isinstance(target, Tensor):
@@ -57,7 +55,8 @@ class Access:
         guard = None if frame.guarded is None else frame.guarded.at
         if frame.turns is not None:
             frame.turns.stored(self, key, None)
-        self.get(frame).atomic(function, key, frame.doubted(value, self.fmt), frame.block, guard)
+        value = _for_elements(frame, frame.doubted(value, self.fmt))
+        self.get(frame).atomic(function, key, value, frame.block, guard)
 
     def lose(self, frame: Frame, key: tuple[Any, ...], mask: np.ndarray) -> None:
         """What is there where `mask` holds cannot be known."""
@@ -139,6 +138,22 @@ class Region:
         """Atomic operations with [lanes or 1, *shape] on global memory."""
         with frame.block.walking(self.shape):
             self.access.atomic(frame, function, self._key(frame), value)
+
+
+def _for_elements(frame: Frame, value: Any) -> Any:
+    """A value that each thread block has one of, with the axes of the elements that all get it."""
+    rank = len(frame.block.parallel_extents)
+    if isinstance(value, Index):
+        poison = None if value.poison is None else lift(value.poison, rank)
+        return Index(lift(value.at, rank), value.axis, poison)
+    if not isinstance(value, Value) or value.data.ndim in (0, rank + 1):
+        return value
+    poison = None if value.poison is None else lift(value.poison, rank)
+    factors = None
+    if value.factors is not None:
+        a, b = (lift(x, rank) if x.ndim else x for x in value.factors)
+        factors = a, b
+    return Value(value.machine, value.fmt, lift(value.data, rank), poison, factors)
 
 
 def _extent(statements: Statements, e: Any) -> int | None:

@@ -195,6 +195,7 @@ class _Launches:
         self.events: dict[tuple[str, ...], Report] = {}
         self.first_unknown: Report | None = None
         self.sources = statements.sources
+        self.lost: set[int] = set()  # thread blocks of this launch whose words cannot be known
         self.by_data = dict(statements.tensors)  # all global memory, T.alloc_global's too
         self.partial = blocks is not None
         chosen = None if blocks is None else _numbers(blocks)
@@ -231,8 +232,10 @@ class _Launches:
     def run(self) -> None:
         total, done = sum(len(numbers) for _, _, numbers in self.work), 0
         for launch, (program, grid, numbers) in enumerate(self.work):
-            for tensor in self.by_data.values():
-                tensor.memory.writer = None
+            self.lost = set()
+            changed = stores(program.body)
+            for data, tensor in self.by_data.items():
+                tensor.memory.launched(data in changed)
             if launch and self.partial:
                 self._forget(self.work[launch - 1][0])
             for first in range(0, len(numbers), _STEP):
@@ -241,6 +244,8 @@ class _Launches:
                 done += len(chosen)
                 if self.progress is not None:
                     self.progress(done, total)
+            for tensor in self.by_data.values() if self.lost else ():
+                tensor.memory.lose_of(self.lost)
 
     def _forget(self, program: Program) -> None:
         """Blocks that were not chosen, be it all, may have stored anything: a later launch cannot know it."""
@@ -265,6 +270,7 @@ class _Launches:
                 tensor.memory.lose()
         self.events = frame.block.reports | self.events  # the first one counts
         self.first_unknown = self.first_unknown or frame.block.first_unknown
+        self.lost |= frame.block.lost
 
 
 def _unknown(tensor: Tensor) -> np.ndarray | None:
