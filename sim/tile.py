@@ -346,7 +346,8 @@ class Block:
         self.watch: dict[str, Callable[[np.ndarray, int, Any], None]] = {}
         self.turns: tuple[int, ...] = ()  # of the serial loops around what runs
         self.sources: dict[str, str] | None = None  # the path of each source file; None: a loop written by hand
-        machine.started(self)
+        if machine is not None:  # sizes and layouts are computed without one
+            machine.started(self)
 
     def report(
         self, kind: str, buffer: str, operator: str, lane: int | None = None, index: tuple[int, ...] = ()
