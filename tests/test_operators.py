@@ -524,6 +524,42 @@ def test_what_starts_at_an_unwritten_number_is_unknown() -> None:
     assert mask is not None and mask.all()
 
 
+def divided(how: str) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "int32"), N: T.Tensor((64,), "int32"), Y: T.Tensor((64,), "int32")):
+        with T.Kernel(2, threads=32) as bx:
+            for i in T.Parallel(32):
+                n = N[bx * 32 + i]
+                if how == "floored":
+                    Y[bx * 32 + i] = X[bx * 32 + i] // n
+                elif how == "truncated":
+                    Y[bx * 32 + i] = T.truncmod(X[bx * 32 + i], n)
+                elif how == "chosen":
+                    Y[bx * 32 + i] = T.if_then_else(n != 0, X[bx * 32 + i] % n, -1)
+                elif n != 0:
+                    Y[bx * 32 + i] = T.truncdiv(X[bx * 32 + i], n)
+
+    return main
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_an_integer_is_divided_by_zero_is_unknown_where_it_is_really_divided() -> None:
+    x, n, y = small(64, dtype=np.int32), small(64, dtype=np.int32)[::-1].copy(), np.full(64, 9, np.int32)
+    zero = n == 0
+    safe = np.where(zero, 1, n)
+    want = {"floored": x // safe, "truncated": np.fmod(x, safe), "chosen": np.where(zero, -1, x % safe)}
+    for how, expected in want.items():
+        result = sim.simulate(divided(how), x, n, y.copy())
+        unknown = np.zeros(64, bool) if result.undetermined[0] is None else result.undetermined[0]
+        np.testing.assert_array_equal(unknown, zero & (how != "chosen"))
+        np.testing.assert_array_equal(result.outputs[0][~unknown], expected[~unknown])
+        kinds = [event.kind for event in result.events]
+        assert kinds == ([] if how == "chosen" else ["division_by_zero"])
+    guarded = sim.simulate(divided("guarded"), x, n, y.copy())
+    np.testing.assert_array_equal(guarded.outputs[0], np.where(zero, 9, (x / safe).astype(np.int32)))
+    assert guarded.undetermined == [None] and not guarded.events
+
+
 def cast_to(dtype: str) -> Any:
     @T.prim_func
     def main(X: T.Tensor((8,), "float32"), Y: T.Tensor((8,), dtype)):

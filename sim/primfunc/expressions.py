@@ -50,6 +50,7 @@ _FLOAT: dict[str, Callable[[Value, Value], Value]] = {
     "Max": lambda a, b: a.combine("max", b),
     "Min": lambda a, b: a.combine("min", b),
 }
+_DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 _COMPARE = ("EQ", "NE", "LT", "LE", "GT", "GE")
 _UNARY = {"tirx.fabs": "abs", "tirx.nearbyint": "nearbyint"} | {
     f"tirx.{name}": name for name in ("exp2", "exp", "log2", "log", "rsqrt", "sqrt", "floor", "ceil", "trunc")
@@ -129,8 +130,8 @@ class Translator:
         operand = dtype_of(left)
         a, b = self.expression(left), self.expression(right)
         if isinstance(operand, Integer):
-            if kind in ("Div", "Mod"):
-                return lambda frame: _truncated(kind, a(frame), b(frame))
+            if kind in _DIVISIONS:
+                return lambda frame: _divided(kind, a(frame), b(frame), frame)
             if kind not in _INTEGER:
                 raise Unsupported(f"integer {kind}")
             if kind in ("And", "Or"):
@@ -297,16 +298,30 @@ def _lazy(kind: str, a: Evaluate, b: Evaluate, frame: Frame) -> Any:
     return _integer(kind, left, right)
 
 
-def _truncated(kind: str, a: Any, b: Any) -> Any:
-    """C's integer division and remainder: toward zero."""
-    x, y = as_index(a), as_index(b)
-
-    def divide(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-        quotient = np.abs(p) // np.abs(q) * np.sign(p) * np.sign(q)
-        return quotient if kind == "Div" else p - quotient * q
-
-    result = x.apply(divide, y)
+def _divided(kind: str, a: Any, b: Any, frame: Frame) -> Any:
+    """An integer division or remainder: C's toward zero, or floored. Division by zero is reported and unknown."""
+    divisor = as_index(b)
+    zero = divisor.at == 0
+    if zero.any():
+        really = Index(zero) if frame.guarded is None else Index(zero).apply(np.logical_and, frame.guarded)
+        if really.at.any():
+            lane = np.unravel_index(int(np.argmax(really.at)), really.at.shape)[0] if len(really.at) > 1 else None
+            operator = "division" if kind.endswith("Div") else "remainder"
+            frame.block.report("division_by_zero", "an integer", operator, None if lane is None else int(lane))
+        b = Index(np.where(zero, 1, divisor.at), poison=either(divisor.poison, zero))
+    if kind in ("FloorDiv", "FloorMod"):
+        return _integer(kind, a, b)
+    result = as_index(a).apply(_quotient if kind == "Div" else _remainder, b)
     return result if isinstance(a, Index) or isinstance(b, Index) else int(result.at[0])
+
+
+def _quotient(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """C's integer division: toward zero."""
+    return np.abs(p) // np.abs(q) * np.sign(p) * np.sign(q)
+
+
+def _remainder(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    return p - _quotient(p, q) * q
 
 
 def _wrap(x: Any, target: Integer) -> Any:

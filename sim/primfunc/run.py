@@ -27,7 +27,7 @@ _TARGET = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 _STEP = 64  # thread blocks that run in step
 _FAST = "tl.enable_fast_math"
 _UNSAFE = "tl.disable_safe_memory_legalize"
-_CAUSES = {"uninitialised", "race", "atomic_order"}  # why an output cannot be known
+_CAUSES = {"uninitialised", "race", "atomic_order", "division_by_zero"}  # why an output cannot be known
 
 Progress = Callable[[int, int], None]
 Watch = Callable[[np.ndarray, int, Any], None]
