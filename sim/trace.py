@@ -14,7 +14,7 @@ import numpy as np
 
 from .tracer import Bad, Event, Place, Tracer, Watcher
 
-__all__ = ["Cause", "Place", "Trace", "follow"]
+__all__ = ["Cause", "Place", "Trace", "follow", "told"]
 
 
 @dataclass(eq=False)
@@ -31,7 +31,7 @@ class Cause:
     word: the result's word there, of `format`
     carried: the places that it went through, each (Place, "NaN", "+inf" or "-inf"), in order
     reached: {output name: bool mask of the elements that it reaches}; of more than 16 births the first ones count
-    call: how many results of the machine came before it: two runs of one kernel number them alike
+    call: how many stores came before it, and how many results since the last one: the same in each run of a kernel
     swallowed_by: for what was swallowed, the place and the function where it first was; function "": never stored to
     an output
     """
@@ -49,7 +49,7 @@ class Cause:
     carried: list[tuple[Place, str]] = field(default_factory=list)
     reached: Mapping[str, np.ndarray] = field(default_factory=dict)
     swallowed_by: tuple[Place, str] | None = None
-    call: int = 0
+    call: tuple[int, int] = (0, 0)
 
     @property
     def count(self) -> int:
@@ -118,10 +118,11 @@ def follow(run: Callable[[Callable[..., Any]], Any]) -> Trace:
         result = run(watcher)
     except Bad:
         result = run(tracer)
-    return _trace(result, made[-1])
+    return told(result, made[-1])
 
 
-def _trace(result: Any, machine: Watcher | Tracer) -> Trace:
+def told(result: Any, machine: Watcher | Tracer) -> Trace:
+    """The trace of a run that is over: what it returned, and its machine."""
     names = getattr(result, "names", None)
     tensors = [t for t in machine.tensors.values() if names is None or t.name in names]
     outputs = {t.name: (t.words, t.fmt) for t in tensors}

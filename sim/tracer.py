@@ -68,8 +68,7 @@ class Event:
     formats: tuple[str, ...]
     word: int
     format: str
-    call: int  # how many results came before it
-    serial: int  # stores before it
+    call: tuple[int, int]  # how many stores came before it, and how many results since the last one
     place: Place
     carried: list[tuple[Place, str]] = field(default_factory=list)
     dropped: tuple[Place, str] | None = None  # where it was first swallowed, and by which function
@@ -89,7 +88,7 @@ class _Listener(Exact):
         self.tensors: dict[int, Any] = {}  # global memory that was stored to, by its identity
         self._block: Any = None
         self._pending: list[Event] = []  # born in the expression that runs now
-        self._serial = self.calls = self.ids = 0
+        self.stores = self.calls = self.ids = 0
 
     def started(self, block: Any) -> None:
         self._block = block
@@ -98,7 +97,7 @@ class _Listener(Exact):
         for event in self._pending:
             event.place = self._here(operator, buffer)
         self._pending = []
-        self._serial += 1
+        self.stores, self.calls = self.stores + 1, 0
 
     def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
         self.tensors.setdefault(id(tensor.memory), tensor)
@@ -139,7 +138,8 @@ class _Listener(Exact):
             event = Event(
                 str(kinds[first]), function, None if shared else int(numbers[at[first, 0]]), self.ids,
                 at[chosen, 1:], tuple(extents), tuple(int(x[first]) for x, _ in given),
-                tuple(fmt.name for _, fmt in given), int(words[first]), word[1].name, self.calls, self._serial, self._here(),
+                tuple(fmt.name for _, fmt in given), int(words[first]), word[1].name, (self.stores, self.calls),
+                self._here(),
             )  # fmt: skip
             self._pending.append(event)
             (self.damage if kind else self.events).append(event)
@@ -360,7 +360,7 @@ class Tracer(_Listener):
 
     def _swallowed(self, function: str, codes: np.ndarray) -> None:
         for event in self._events(codes):
-            taken = function == "select" and event.serial == self._serial  # the side of a choice that nobody evaluates
+            taken = function == "select" and event.call[0] == self.stores  # the side of a choice that nobody evaluates
             event.used = event.used or not taken
             if event.dropped is None and not taken:
                 event.dropped = (self._here(), function)

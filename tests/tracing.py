@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sim.formats import Format
-from sim.trace import Cause, Trace
+from sim.trace import Cause, Trace, told
 from sim.tracer import Tracer
 
 
@@ -28,9 +28,20 @@ def reached(trace: Trace, name: str) -> np.ndarray:
     return np.any(masks, axis=0) if masks else np.zeros(words.shape, bool)
 
 
+def follow_with(machine: type[Tracer], run: Callable[[Callable[..., Any]], Any]) -> Trace:
+    """`follow` with a machine of one's own."""
+    made: list[Tracer] = []
+
+    def make(*arguments: Any) -> Tracer:
+        made.append(machine(*arguments))
+        return made[-1]
+
+    return told(run(make), made[-1])
+
+
 def without(causes: Iterable[Cause]) -> Callable[..., Tracer]:
     """A machine that puts 1 in the place of what was born in `causes`, and follows the rest."""
-    at: dict[int, list[Cause]] = {}
+    at: dict[tuple[int, int], list[Cause]] = {}
     given: dict[str, list[Cause]] = {}
     for cause in causes:
         if cause.kind == "input":
@@ -40,7 +51,7 @@ def without(causes: Iterable[Cause]) -> Callable[..., Tracer]:
 
     class Patched(Tracer):
         def _packed(self, function: str, words: np.ndarray, fmt: Format, operands: Sequence[Any], codes: Any) -> Any:
-            chosen = at.get(self.calls + 1, ())
+            chosen = at.get((self.stores, self.calls + 1), ())
             if chosen:
                 words = words.copy()
             for cause in chosen:
@@ -58,4 +69,4 @@ def without(causes: Iterable[Cause]) -> Callable[..., Tracer]:
     return Patched
 
 
-__all__ = ["bad", "reached", "without"]
+__all__ = ["bad", "follow_with", "reached", "without"]
