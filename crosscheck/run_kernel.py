@@ -23,7 +23,7 @@ from .simulate import find_gpu
 from .terminal import Progress, Style
 from .text import count, list_of
 
-__all__ = ["FLAGS", "add_flags", "as_json", "check_flags", "run", "simulated"]
+__all__ = ["FLAGS", "add_flags", "as_json", "check_flags", "refusal", "run", "simulated"]
 
 FLAGS = ("args", "size", "pass_config", "blocks", "timeout", "capture", "against")
 SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a kernel has, too
@@ -91,7 +91,7 @@ def simulated(job: Job, progress: Progress) -> Outcome:
             progress=_blocks_done(progress) if progress.shown else None,
         )
     except Exception as error:
-        raise _refusal(job, error) from error
+        raise refusal(job, error) from error
     if missing := [p.name for p in job.outputs if p.name not in result.names]:
         raise UsageError(f"KERNEL {job.kernel.target}: the simulator does not see how it writes {list_of(missing)}")
     found = dict(zip(result.names, zip(result.outputs, result.undetermined, strict=True), strict=True))
@@ -106,7 +106,7 @@ def _blocks_done(progress: Progress) -> Callable[[int, int], None]:
     return lambda done, of: progress.detail(f"{text}, {done} of {count(of, 'thread block')}")
 
 
-def _refusal(job: Job, error: Exception) -> UsageError:
+def refusal(job: Job, error: Exception) -> UsageError:
     """What the simulator refuses, by its own sentence; anything else is a fault of it, and says where."""
     where = traceback.extract_tb(error.__traceback__)[-1]
     if isinstance(error, MemoryError):
