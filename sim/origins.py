@@ -1,7 +1,8 @@
-"""Words that know where they come from: a word and the code of a set of births in one 64-bit carrier.
+"""Words that know where they come from: a word, the code of a set of births and a mark in one 64-bit carrier.
 
 A carrier is a float64 array that is only moved and viewed, never computed with: its low 32 bits are the word, the high
-ones the code of a set of births (0: none). Only words that are not finite have a code.
+ones the code of a set of births (0: none). Only words that are not finite have a code. The highest bit marks what a
+mask put in the place of a score.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import numpy as np
 
 from .formats import Format
 
-__all__ = ["CARRIER", "Origins", "code", "has_codes", "pack", "word"]
+__all__ = ["CARRIER", "Origins", "code", "codes", "has_codes", "hidden", "hide", "is_hidden", "pack", "word"]
 
 CARRIER = np.dtype(np.float64)
+_HIDDEN = np.uint64(1 << 63)
 _MOST = 16  # births that a set keeps, the first ones
 
 
@@ -22,12 +24,35 @@ def word(x: np.ndarray, fmt: Format) -> np.ndarray:
 
 
 def has_codes(x: np.ndarray) -> bool:
-    return x.size > 0 and bool(x.view(np.uint64).max() >> np.uint64(32))
+    most = x.view(np.uint64).max(initial=0)
+    return bool(most >> np.uint64(32)) and (
+        most < _HIDDEN or bool((x.view(np.uint64) << np.uint64(1)).max() >> np.uint64(33))
+    )
 
 
 def code(x: np.ndarray) -> np.ndarray | None:
     """The codes of a carrier, int64; None when there is none."""
-    return (x.view(np.uint64) >> np.uint64(32)).view(np.int64) if has_codes(x) else None
+    return codes(x) if has_codes(x) else None
+
+
+def codes(x: np.ndarray) -> np.ndarray:
+    return ((x.view(np.uint64) & ~_HIDDEN) >> np.uint64(32)).view(np.int64)
+
+
+def hidden(x: np.ndarray) -> np.ndarray:
+    """The same, marked: a mask put it there."""
+    return (x.view(np.uint64) | _HIDDEN).view(CARRIER)
+
+
+def is_hidden(x: np.ndarray) -> np.ndarray | None:
+    """Which elements are marked; None when none is."""
+    return x.view(np.uint64) >= _HIDDEN if x.size and x.view(np.uint64).max() >= _HIDDEN else None
+
+
+def hide(result: np.ndarray, operand: np.ndarray) -> np.ndarray:
+    """`result`, marked where the operand is."""
+    marks = is_hidden(operand)
+    return result if marks is None else np.where(marks, hidden(result), result)
 
 
 def pack(words: np.ndarray, codes: np.ndarray | None = None) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,19 @@ import numpy as np
 
 from .arch import Arch
 from .births import fresh, kind_of, nonfinite
+from .damage import Damage, done, in_convert
 from .formats import FP32, DType, Format, Integer, values
 from .layout import Reduction
 from .machine import Exact
-from .origins import CARRIER, Origins, code, has_codes, pack, word
+from .origins import CARRIER, Origins, code, codes, has_codes, hidden, hide, is_hidden, pack, word
 
 __all__ = ["Bad", "Event", "Place", "Tracer", "Watcher"]
 
 _OPERANDS = {"add": 2, "sub": 2, "mul": 2, "mul_add": 3, "mul_sub": 3, "sub_mul": 3, "div": 2, "reciprocal": 1,
              "exp2": 1, "exp": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1}  # fmt: skip
+_SCORES = ("add", "sub", "mul", "mul_add", "mul_sub")  # what is masked in the first operand stays so
+_LOWEST = -1e4  # a finite mask is lower
 _MOVES = ("neg", "abs", "floor", "ceil", "trunc", "nearbyint")  # what is bad stays bad, nothing becomes so
-_FACTOR = {"mul": 1, "mul_add": 1}  # which operand rescales the first one
 
 
 class Bad(Exception):
@@ -72,7 +74,6 @@ class Event:
     place: Place
     carried: list[tuple[Place, str]] = field(default_factory=list)
     dropped: tuple[Place, str] | None = None  # where it was first swallowed, and by which function
-    used: bool = False  # it was stored, or swallowed by something that takes both operands
 
 
 class _Listener(Exact):
@@ -147,65 +148,9 @@ class _Listener(Exact):
                 self.ids += len(rows)
         return ids
 
-    # damage without NaN or infinity
-
-    def _watch_damage(self, function: str, words: np.ndarray, operands: Sequence[np.ndarray], fmt: Format) -> None:
-        if function in ("exp2", "exp") and words.ndim > 2:
-            flushed = ~words.any(axis=-1)
-            if flushed.any():
-                x = operands[0]
-                low = fmt.word.type(fmt.inf | fmt.sign)
-                flushed &= (x != low).any(axis=-1) & (nonfinite(x, fmt) is None or ~_bad_rows(x, fmt))
-                if flushed.any():
-                    self._note(function, flushed, (words[..., 0], fmt), [(operands[0].max(axis=-1), fmt)],
-                               "weights_flushed")  # fmt: skip
-        if function in _FACTOR and fmt is FP32:
-            self._watch_rescale(function, words, operands, fmt)
-        if fmt.bits == 16 and function in ("add", "mul_add"):
-            self._watch_sum(function, words, operands, fmt)
-
-    def _watch_rescale(self, function: str, words: np.ndarray, operands: Sequence[np.ndarray], fmt: Format) -> None:
-        """A factor of 0 or a subnormal one for each row, of something that is not 0."""
-        x, factor = operands[:2]
-        by_row = x.ndim > 2 and factor.ndim == x.ndim and factor.shape[-1] == 1 < x.shape[-1]
-        if not (by_row or function == "mul_add" and x.ndim == factor.ndim == 2):
-            return
-        magnitude = fmt.word.type(fmt.sign - 1)
-        small = (factor & magnitude) < fmt.word.type(fmt.min_normal)
-        if small.any():
-            lost = small & ((x & magnitude) != 0) & ((x & magnitude) < fmt.word.type(fmt.inf))
-            if lost.any():
-                self._note(function, lost, (words, fmt), [(x, fmt), (factor, fmt)], "rescaled_to_zero")
-
-    def _watch_sum(self, function: str, words: np.ndarray, operands: Sequence[np.ndarray], fmt: Format) -> None:
-        """A sum of 16 bits that an addend of at least a quarter of its last place does not move."""
-        total, addend = (operands[2], None) if function == "mul_add" else operands[:2]
-        if addend is None:
-            return
-        stuck = (words == total) & ((addend & fmt.word.type(fmt.sign - 1)) != 0)
-        if stuck.any():
-            a, b = (np.abs(values(v, fmt)) for v in np.broadcast_arrays(total, addend))
-            stuck &= (b >= a * 2.0 ** -(fmt.fraction_bits + 2)) & np.isfinite(a)
-            if stuck.any():
-                self._note(function, stuck, (words, fmt), [(total, fmt), (addend, fmt)], "saturated_sum")
-
-    def _watch_convert(self, words: np.ndarray, x: np.ndarray, src: Format, dst: Format) -> None:
-        """A finite value that became the greatest one of a format that has no infinity, or saturates."""
-        if dst.bits >= src.bits or not words.size:
-            return
-        top = (words & dst.word.type(dst.sign - 1)) == dst.word.type(dst.max_finite)
-        if top.any():
-            with np.errstate(invalid="ignore"):
-                most = values(np.asarray(dst.max_finite, dst.word), dst)
-                size = np.abs(values(x, src))
-                over = top & (size > most * (1 + 2.0 ** -(dst.fraction_bits + 1))) & np.isfinite(size)
-            if over.any():
-                self._note("convert", over, (words, dst), [(x, src)], "saturated_convert")
-
-
-def _bad_rows(x: np.ndarray, fmt: Format) -> np.ndarray:
-    """Rows with a NaN or a +inf."""
-    return np.asarray((fmt.is_nan(x) | (x == fmt.word.type(fmt.inf))).any(axis=-1))
+    def _damaged(self, function: str, found: Iterator[Damage]) -> None:
+        for kind, mask, result, operands in found:
+            self._note(function, mask, result, operands, kind)
 
 
 def _at(x: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -236,8 +181,16 @@ def _caller() -> tuple[str, int]:
     return frame.f_code.co_filename, frame.f_lineno
 
 
+def _is_mask(x: np.ndarray) -> bool:
+    """Whether a constant of float32 is a finite mask of scores."""
+    value = float(x.astype(np.uint32).view(np.float32).reshape(-1)[0])
+    return -np.inf < value < _LOWEST
+
+
 class Watcher(_Listener):
     """Runs as Exact does and raises Bad at the first bad value or damage."""
+
+    _masks = False  # some select put a finite mask in place of scores
 
     def _check(self, function: str, words: np.ndarray, fmt: Format, operands: Sequence[Any]) -> np.ndarray:
         if fresh(words, fmt, operands) is not None:
@@ -255,11 +208,15 @@ class Watcher(_Listener):
 
     def convert(self, x: np.ndarray, src: Format, dst: Format) -> np.ndarray:
         words = self.exact.convert(x, src, dst)
-        self._watch_convert(words, x, src, dst)
+        self._damaged("convert", in_convert(words, x, src, dst))
         return self._check("convert", words, dst, [(x, src)])
 
     def constant(self, value: float, fmt: Format) -> np.ndarray:
         return self.exact.constant(value, fmt)
+
+    def select(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        self._masks = self._masks or any(x.dtype == np.uint32 and x.size == 1 and _is_mask(x) for x in (a, b))
+        return self.exact.select(condition, a, b)
 
     def dot(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, operand: Format, accumulator: Format) -> np.ndarray:
         words = self.exact.dot(a, b, c, operand, accumulator)
@@ -267,6 +224,8 @@ class Watcher(_Listener):
 
     def reduce(self, op: str, x: np.ndarray, order: Reduction | None, fmt: Format) -> np.ndarray:
         words = self.exact.reduce(op, x, order, fmt)
+        if self._masks and op == "max" and fmt is FP32 and (words.view(np.float32) < _LOWEST).any():
+            raise Bad("a row whose maximum is masked")
         return self._check("sum", words, fmt, [(_infinite(x, fmt), fmt)]) if op == "sum" else words
 
     def sum_lanes(self, x: np.ndarray, fmt: Format) -> np.ndarray:
@@ -302,6 +261,7 @@ class Tracer(_Listener):
         self.starts: list[int] = []  # the first id of each event
         self.shadows: dict[tuple[int, int], np.ndarray] = {}  # codes of global memory, by its identity and width
         self._kept: list[Any] = []  # so that identities stay
+        self._rounded_up: list[Event] = []  # rows of weights that were rounded up
 
     # values
 
@@ -361,7 +321,6 @@ class Tracer(_Listener):
     def _swallowed(self, function: str, codes: np.ndarray) -> None:
         for event in self._events(codes):
             taken = function == "select" and event.call[0] == self.stores  # the side of a choice that nobody evaluates
-            event.used = event.used or not taken
             if event.dropped is None and not taken:
                 event.dropped = (self._here(), function)
 
@@ -379,6 +338,32 @@ class Tracer(_Listener):
             for event in self._events(np.array([one])):
                 if not any((p.operator, p.buffer, p.line) == (operator, buffer, here.line) for p, _ in event.carried):
                     event.carried.append((here, _class(int(w), fmt)))
+
+    def _watch_rounding(self, words: np.ndarray, x: np.ndarray, src: Format, dst: Format) -> None:
+        """Damage: rows of weights that were rounded up, in sum, where an output overflows by no more than that."""
+        near = dst.is_inf(words) & (np.abs(values(x, src)) < 2.0 ** (dst.emax + 1) * (1 + 2.0**-dst.fraction_bits))
+        if near.any():
+            for lane, rows in enumerate(near.any(axis=-1)):
+                mine = [
+                    e for e in self._rounded_up if e.block == self._block.running()[lane] and e.extents == rows.shape
+                ]
+                self.damage += [e for e in mine if rows[e.elements[:, 0]].any() and e not in self.damage]
+        elif words.max(initial=0) <= dst.max_finite:  # weights are not negative
+            up = values(words, dst).sum(axis=-1) > values(x, src).sum(axis=-1)
+            if up.any():
+                before = len(self.damage)
+                self._note("convert", up, (words.max(axis=-1), dst), [(x.max(axis=-1), src)], "rounded_up")
+                self._rounded_up += self.damage[before:]
+                del self.damage[before:]
+
+    def _seen(self, function: str, weights: np.ndarray, scores: np.ndarray, fmt: Format) -> None:
+        """Damage: a masked score whose weight is not 0."""
+        masked = is_hidden(scores)
+        if masked is not None:
+            words = word(weights, fmt)
+            left = masked & (words != 0)
+            if left.any():
+                self._note(function, left, (words, fmt), [(word(scores, fmt), fmt)], "masked_weight")
 
     # global memory
 
@@ -410,22 +395,24 @@ class Tracer(_Listener):
         codes = self._bear("load", mask.reshape(1, *shape), (words.reshape(1, *shape), tensor.fmt), ())
         self._pending = pending
         for event in self.events[before:]:
-            event.kind, event.block, event.place, event.used = "input", None, Place("input", tensor.name), True
+            event.kind, event.block, event.place = "input", None, Place("input", tensor.name)
         return codes
 
     def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
         super().stored(tensor, at, x)
         if not isinstance(tensor.fmt, Integer):
-            codes = (x.view(np.uint64) >> np.uint64(32)).view(np.int64)
-            self._shadow(tensor)[at] = np.where(codes == 0, -1, codes)
+            own = codes(x)
+            self._shadow(tensor)[at] = np.where(own == 0, -1, own)
 
     # functions
 
     def convert(self, x: np.ndarray, src: Format, dst: Format) -> np.ndarray:
         words = word(x, src)
         result = self.exact.convert(words, src, dst)
-        self._watch_convert(result, words, src, dst)
-        return self._packed("convert", result, dst, [(words, src)], code(x))
+        self._damaged("convert", in_convert(result, words, src, dst))
+        if src is FP32 and dst.bits == 16 and words.ndim == 3:
+            self._watch_rounding(result, words, src, dst)
+        return hide(self._packed("convert", result, dst, [(words, src)], code(x)), x)
 
     def max(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         return self._extreme("max", a, b, fmt)
@@ -448,6 +435,7 @@ class Tracer(_Listener):
 
     def select(self, condition: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         if a.dtype == CARRIER:
+            a, b = (hidden(x) if x.size == 1 and _is_mask(word(x, FP32)) else x for x in (a, b))
             for lost, x in ((~condition, a), (condition, b)):
                 codes = code(x)
                 if codes is not None:
@@ -466,7 +454,8 @@ class Tracer(_Listener):
         codes = self.origins.join(
             None if rows is None else rows[:, :, None], None if columns is None else columns[:, None, :]
         )
-        return self._packed("dot", result, accumulator, [(z, accumulator)], self.origins.join(codes, code(c)))
+        codes = self.origins.join(codes, code(c))
+        return hide(self._packed("dot", result, accumulator, [(z, accumulator)], codes), c)
 
     def reduce(self, op: str, x: np.ndarray, order: Reduction | None, fmt: Format) -> np.ndarray:
         words = word(x, fmt)
@@ -510,7 +499,7 @@ def _watched(name: str, count: int) -> Callable[..., np.ndarray]:
     def method(self: Watcher, *arguments: Any) -> np.ndarray:
         *operands, fmt = arguments
         words: np.ndarray = getattr(self.exact, name)(*operands, fmt)
-        self._watch_damage(name, words, operands, fmt)
+        self._damaged(name, done(name, words, operands, fmt))
         return self._check(name, words, fmt, [(x, fmt) for x in operands])
 
     return method
@@ -521,11 +510,15 @@ def _traced(name: str, count: int) -> Callable[..., np.ndarray]:
         *operands, fmt = arguments
         words = [word(x, fmt) for x in operands]
         result = getattr(self.exact, name)(*words, fmt)
-        self._watch_damage(name, result, words, fmt)
+        self._damaged(name, done(name, result, words, fmt))
         codes = None
         for x in operands:
             codes = self.origins.join(codes, code(x))
-        return self._packed(name, result, fmt, [(w, fmt) for w in words], codes)
+        found = self._packed(name, result, fmt, [(w, fmt) for w in words], codes)
+        if name in ("exp2", "exp"):
+            self._seen(name, found, operands[0], fmt)
+            return found
+        return hide(found, operands[0]) if name in _SCORES else found
 
     return method
 

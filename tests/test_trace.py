@@ -11,9 +11,12 @@ import pytest
 from tracing import bad, follow_with, reached, without
 
 from sim import VARIANTS, Schedule, flash_attention, simulate
+from sim.arch import arch
 from sim.captures import load_capture
-from sim.formats import values
+from sim.formats import E4M3, FP16, FP32, Format, values
+from sim.tile import Block
 from sim.trace import Cause, Trace, follow
+from sim.tracer import Tracer
 
 H200 = Path(__file__).parent / "captures" / "h200"
 Run = Callable[[Callable[..., Any]], Any]
@@ -183,3 +186,56 @@ def test_without_its_causes_and_nothing_else_an_output_is_finite(faults: Any) ->
             places = np.argwhere(mask)
             rounds += [_rounds(run, trace, output, tuple(at)) for at in places[rng.permutation(len(places))[:2]]]
     assert len(rounds) >= 100 and rounds.count(1) > 0.95 * len(rounds)
+
+
+# damage
+
+
+def test_a_finite_mask_gives_masked_keys_a_weight_where_a_row_has_no_other() -> None:
+    """A mask of -2^20: the first four rows see no key at all."""
+
+    def run(machine: Any, mask: float = -(2.0**20)) -> Any:
+        T = Block(machine(arch("sm_90"), True), 1, 128)
+        scores = T.alloc_fragment("scores", (16, 8), FP32)
+        scores_max = T.alloc_fragment("scores_max", (16,), FP32)
+        i, j = T.Parallel(16, 8)
+        scores[i, j] = T.if_then_else(i >= j + 4, 1.0, mask)
+        T.reduce_max(scores, scores_max, dim=1)
+        i, j = T.Parallel(16, 8)
+        scores[i, j] = T.exp2(scores[i, j] * 1.0 - scores_max[i] * 1.0)
+
+    (damage,) = follow(run).damage
+    assert damage.kind == "masked_weight" and set(damage.elements[:, 0]) == {0, 1, 2, 3} and damage.count == 32
+    assert follow(lambda machine: run(machine, -np.inf)).damage == []
+
+
+def test_a_weight_that_is_rounded_up_overflows_an_output_of_the_greatest_number() -> None:
+    """Two keys share a row; the greater weight is rounded up to float16 and both values are 65504."""
+    q, k = np.zeros((1, 16, 1, 16), np.float16), np.zeros((1, 16, 1, 16), np.float16)
+    v = np.full((1, 16, 1, 16), 65504, np.float16)
+    q[..., 0], k[0, 0, 0, 0] = 1, 2.2
+    for n in range(40):
+        k[0, 0, 0, 0] = 2 + n / 16
+        trace = follow(lambda m: flash_attention(q, k, v, Schedule(block_M=16, block_N=16), machine=m))
+        if bad(trace)["Output"].any():
+            assert {c.kind for c in trace.causes} == {"overflow_convert"}
+            assert {c.kind for c in trace.damage} == {"rounded_up"}
+            return
+    pytest.fail("no output overflows")
+
+
+def test_a_sum_of_16_bits_that_stands_still_and_a_cast_that_saturates() -> None:
+    machine = Tracer(arch("sm_90"), False)
+    machine.started(Block(machine, 1, 128))
+
+    def one(x: float, fmt: Format) -> np.ndarray:
+        return machine.constant(x, fmt).reshape(1, 1)
+
+    machine.add(one(2048, FP16), one(1, FP16), FP16)
+    machine.add(one(2048, FP16), one(2, FP16), FP16)
+    machine.convert(one(500, FP32), FP32, E4M3)
+    machine.convert(one(448, FP32), FP32, E4M3)
+    assert [(d.kind, d.function) for d in machine.damage] == [
+        ("saturated_sum", "add"),
+        ("saturated_convert", "convert"),
+    ]
