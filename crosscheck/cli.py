@@ -96,7 +96,7 @@ def _command(argv: Sequence[str] | None) -> int:
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     """The arguments; an error ends the program with one sentence that names the verb."""
     top = parser()
-    args, unknown = top.parse_known_args(argv)
+    args, unknown = top.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     top.prog = f"crosscheck {args.verb}" if args.verb else top.prog
     if unknown:
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -104,6 +104,17 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.verb is None and not args.version:
         top.error(f"VERB must be given, one of {list_of([v.NAME for v in VERBS], 'or')} (--help says more)")
     return args
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """--args and the text after it as one word, so that the text may begin with a minus."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--args" and not word.startswith("--"):
+            words[-1] += f"={word}"
+        else:
+            words.append(word)
+    return words
 
 
 def _version() -> str:

@@ -77,11 +77,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Output:
-    """An output's words; `unknown` flags those that cannot be known, or that the chosen blocks do not write."""
+    """An output's words; `unknown` flags those that cannot be known, `left_out` those that other blocks decide."""
 
     parameter: Parameter
     words: np.ndarray
     unknown: np.ndarray | None
+    left_out: np.ndarray | None = None
 
     @property
     def dtype(self) -> DType:
@@ -90,6 +91,11 @@ class Output:
     @property
     def known(self) -> np.ndarray:
         return np.ones(self.words.shape, bool) if self.unknown is None else ~self.unknown
+
+    @property
+    def undetermined(self) -> np.ndarray:
+        """The words that cannot be known, whatever other blocks do."""
+        return ~self.known if self.left_out is None else ~self.known & ~self.left_out
 
     @property
     def nan(self) -> np.ndarray:
@@ -106,7 +112,9 @@ class Output:
     def counts(self) -> dict[str, int]:
         """Words by what they are; undetermined ones are nothing else."""
         kinds = {kind: int(self._which(kind).sum()) for kind in ("nan", "infinities", "zeros")}
-        return {"words": self.words.size} | kinds | {"undetermined": int((~self.known).sum())}
+        others = 0 if self.left_out is None else int(self.left_out.sum())
+        unknown = {"undetermined": int(self.undetermined.sum())}
+        return {"words": self.words.size} | kinds | unknown | ({"other_blocks": others} if others else {})
 
     def against(self, words: np.ndarray) -> Diff:
         """The difference from other words, where these are known."""
@@ -150,7 +158,7 @@ class Outcome:
             return DIFFERS
         if required and self.reason:
             return USAGE
-        return UNDETERMINED if self.undetermined and self.job.blocks is None else SAME
+        return UNDETERMINED if self.undetermined else SAME
 
 
 def make_job(args: argparse.Namespace) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import difflib
 import importlib.util
 import logging
 import sys
@@ -125,8 +126,47 @@ def load(found: Target, arguments: str, sizes: dict[str, int], pass_configs: dic
     with _quiet():
         _need_tilelang()
         module = _module(found)
+        _check_configs(pass_configs)
+        given = dict(sizes)
         built = _build(found, _function(found, module), args, kwargs, sizes)
-    return _kernel(found, *built, pass_configs)
+    kernel = _kernel(found, *built, pass_configs)
+    _check_sizes(kernel, arguments, given, sizes)
+    return kernel
+
+
+def _check_configs(configs: dict[str, Any]) -> None:
+    """Raise UsageError for a pass configuration that TileLang does not have, or of another type than its own."""
+    from tilelang import tvm
+
+    for key, value in configs.items():
+        try:
+            with tvm.transform.PassContext(config={key: value}):
+                pass
+        except Exception as error:
+            said, unknown, names = str(error).partition("candidates are:")
+            if not unknown:
+                raise UsageError(f"--pass-config {key}={value!r}: {' '.join(said.split())}") from error
+            keys = [name.strip() for name in names.split(",")]
+            close = [k for k in keys if k.endswith(f".{key}")] or difflib.get_close_matches(key, keys, 1)
+            hint = f"; it has {close[0]}" if close else ", like tl.enable_fast_math=True"
+            raise UsageError(f"--pass-config {key} must be a key of TileLang's{hint}") from error
+
+
+def _check_sizes(kernel: Kernel, arguments: str, given: dict[str, int], left: dict[str, int]) -> None:
+    """Raise UsageError that names the argument which makes a tensor empty; left: the sizes that are symbolic."""
+    for buffer in kernel.prim_func.buffer_map.values():
+        for extent in buffer.shape:
+            names = _names(extent) & set(left)
+            if type(extent).__name__ == "IntImm" and int(extent) < 1:
+                zero = [f"--size {n}={size}" for n, size in given.items() if size == int(extent)]
+                flag = zero[0] if zero else f"--args {arguments}" if arguments else f"KERNEL {kernel.target}"
+            elif empty := [n for n in sorted(names) if left[n] < 1]:
+                flag = f"--size {empty[0]}={left[empty[0]]}"
+            else:
+                continue
+            shape = [left.get(str(e.name), str(e.name)) if hasattr(e, "name") else e for e in buffer.shape]
+            shown = ", ".join(str(each) for each in shape)
+            raise UsageError(f"{flag} makes {buffer.name} [{shown}]: every size of a tensor must be at least 1")
 
 
 @contextlib.contextmanager
@@ -319,18 +359,17 @@ def _fast(flags: tuple[str, ...]) -> dict[str, bool]:
 
 def _symbols(pf: Any) -> set[str]:
     """The names of the variables in the shapes of a PrimFunc's tensors."""
+    extents = [extent for buffer in pf.buffer_map.values() for extent in buffer.shape]
+    return {name for extent in extents for name in _names(extent)} - {str(p.name) for p in pf.params}
+
+
+def _names(extent: Any) -> set[str]:
+    """The names of the variables in an extent."""
     from tvm.tirx import stmt_functor
 
     names: set[str] = set()
-
-    def note(node: Any) -> None:
-        if type(node).__name__ == "Var":
-            names.add(str(node.name))
-
-    for buffer in pf.buffer_map.values():
-        for extent in buffer.shape:
-            stmt_functor.post_order_visit(extent, note)
-    return names - {str(p.name) for p in pf.params}
+    stmt_functor.post_order_visit(extent, lambda n: names.add(str(n.name)) if type(n).__name__ == "Var" else None)
+    return names
 
 
 def _evaluated(extent: Any, sizes: dict[str, int]) -> int:

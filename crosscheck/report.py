@@ -48,7 +48,7 @@ def report(outcome: Outcome, style: Style) -> str:
     lines += ["", *table(_parameter_rows(job), style), "", *table(_output_rows(outcome), style), ""]
     for output in outcome.outputs:
         lines += _where("NaN", output, output.nan, style)
-        lines += _where("unknown", output, ~output.known, style)
+        lines += _where("unknown", output, output.undetermined, style)
     lines += _events(outcome, style)
     return "\n".join(lines + _comparisons(outcome, style))
 
@@ -71,9 +71,11 @@ def _parameter_rows(job: Job) -> list[tuple[str, ...]]:
 
 
 def _output_rows(outcome: Outcome) -> list[tuple[str, ...]]:
-    unknown = "undetermined" if outcome.job.blocks is None else "undetermined or of other blocks"
-    rows: list[tuple[str, ...]] = [("output", "words", "NaN", "infinities", "zeros", unknown)]
-    return rows + [(o.parameter.name, *map(str, o.counts().values())) for o in outcome.outputs]
+    heading = ("output", "words", "NaN", "infinities", "zeros", "undetermined")
+    rows = [(o.parameter.name, *map(str, o.counts().values())) for o in outcome.outputs]
+    most = max(map(len, rows))
+    rows = [row if len(row) == most else (*row, "0") for row in rows]
+    return [heading if len(heading) == most else (*heading, "of other blocks"), *rows]
 
 
 def _where(what: str, output: Output, flags: np.ndarray, style: Style) -> list[str]:

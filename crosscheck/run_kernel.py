@@ -94,10 +94,9 @@ def simulated(job: Job, progress: Progress) -> Outcome:
         raise refusal(job, error) from error
     if missing := [p.name for p in job.outputs if p.name not in result.names]:
         raise UsageError(f"KERNEL {job.kernel.target}: the simulator does not see how it writes {list_of(missing)}")
-    found = dict(zip(result.names, zip(result.outputs, result.undetermined, strict=True), strict=True))
-    outputs = [Output(p, words_of(found[p.name][0], p.dtype), found[p.name][1]) for p in job.outputs]
-    if job.blocks is not None and not any(output.known.any() for output in outputs):
-        raise UsageError("--blocks are thread blocks that write nothing, or that the grid has not")
+    masks = zip(result.outputs, result.undetermined, result.left_out, strict=True)
+    found = dict(zip(result.names, masks, strict=True))
+    outputs = [Output(p, words_of(found[p.name][0], p.dtype), *found[p.name][1:]) for p in job.outputs]
     return Outcome(job, outputs, result.events, result.basis)
 
 

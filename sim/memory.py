@@ -59,7 +59,9 @@ class Memory:
     def __init__(self, words: np.ndarray, bits: int):
         self.words, self.unit = words.reshape(-1), bits
         self.poison: np.ndarray | None = None  # depends on memory that nobody wrote, a race, an order of additions
-        self.stored: np.ndarray | None = None  # was stored to, where somebody asks
+        # where not all thread blocks run: was stored to, and is poison only because the others may take part
+        self.stored: np.ndarray | None = None
+        self.left_out: np.ndarray | None = None
         # the thread block of this launch that stored, added to or loaded it: its number + 1, SEVERAL, 0 for none
         self.writer: np.ndarray | None = None
         self.adder: np.ndarray | None = None
@@ -72,7 +74,7 @@ class Memory:
     def divide(self, bits: int) -> None:
         """Units of at most `bits`."""
         if bits < self.unit:
-            for name in ("poison", "stored", "writer", "adder", "reader", "additions"):
+            for name in ("poison", "stored", "left_out", "writer", "adder", "reader", "additions"):
                 mask = getattr(self, name)
                 setattr(self, name, None if mask is None else np.repeat(mask, self.unit // bits))
             self.unit = bits
@@ -86,6 +88,17 @@ class Memory:
     def lose(self) -> None:
         """Nothing of it is known."""
         self.poison = np.ones(self.units(), bool)
+
+    def ask(self) -> None:
+        """Not all thread blocks run: keep what is stored, and what is not known only because of them."""
+        self.stored, self.left_out = np.zeros(self.units(), bool), np.zeros(self.units(), bool)
+
+    def leave_out(self, units: np.ndarray, known: np.ndarray) -> None:
+        """Thread blocks that do not run may have changed these; known: what is stored here is known but for that."""
+        assert self.left_out is not None
+        poison = self.poisoned()
+        self.left_out[units] = known & (self.left_out[units] | ~poison[units])
+        poison[units] = True
 
     def launched(self, asked: bool) -> None:
         """A launch begins; asked: it stores to this memory, so that who loads it matters."""
@@ -235,8 +248,8 @@ class Tensor:
         new, units = np.broadcast_to(words, kept.shape)[kept], self._units(at)
         clash = self._clashes(lane, at, units, self._flat[at] != new, operator, block)
         clash |= memory.others("adder", units, block.running()[lane][:, None] + 1)
-        if memory.stored is not None:
-            memory.stored[units] = True
+        if memory.stored is not None and memory.left_out is not None:
+            memory.stored[units], memory.left_out[units] = True, False
         self._flat[at] = new
         if block.machine.listens:
             block.machine.stored(self, at, np.broadcast_to(value.data, kept.shape)[kept])
@@ -312,9 +325,6 @@ class Tensor:
             poison = np.zeros(at.size, bool)
         else:
             poison = self._add_floats(at, new, block)
-        if memory.stored is not None:
-            memory.stored[self._units(at)] = True
-            poison[:] = True
         if poison.any():
             block.report("atomic_order", self.name, "atomic_add")
         poison |= clash
@@ -322,6 +332,10 @@ class Tensor:
             poison = poison | np.broadcast_to(value.poison, kept.shape)[kept]
         if poison.any():
             memory.poisoned()[self._units(at[poison])] = True
+        if memory.stored is not None:
+            units = self._units(at)
+            memory.stored[units] = True
+            memory.leave_out(units, ~poison[:, None])
         self._lose_where(key, "atomic_add", block)
 
     def _beside(self, lane: np.ndarray, at: np.ndarray, block: Block) -> np.ndarray:

@@ -94,3 +94,37 @@ def broken(n):
 
 def number(n):
     return n
+
+
+@T.prim_func
+def adds(X: T.Tensor((4, 16), "float32"), Y: T.Tensor((2, 16), "float32")):
+    """Two thread blocks add to each row of Y."""
+    with T.Kernel(4, threads=32) as bx:
+        for i in T.Parallel(16):
+            T.atomic_add(Y[bx % 2, i], X[bx, i])
+
+
+@T.prim_func
+def half_known(X: T.Tensor((4, 16), "float32"), Y: T.Tensor((4, 16), "float32")):
+    """Each thread block stores a row, of which half is what nobody wrote."""
+    with T.Kernel(4, threads=32) as bx:
+        x = T.alloc_shared((16,), "float32")
+        for i in T.Parallel(8):
+            x[i] = X[bx, i]
+        T.copy(x, Y[bx, 0])
+
+
+@T.prim_func
+def conflicting(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float32")):
+    """Its T.Parallel loop wants two layouts of one fragment."""
+    with T.Kernel(1, threads=128):
+        x = T.alloc_shared((64, 64), "float16")
+        y = T.alloc_fragment((64, 64), "float32")
+        most = T.alloc_fragment((64,), "float32")
+        T.copy(X, x)
+        T.clear(y)
+        T.gemm(x, x, y)
+        T.reduce_sum(y, most, dim=1)
+        for i, j in T.Parallel(64, 64):
+            y[i, j] = y[i, j] - most[j]
+        T.copy(y, Y)

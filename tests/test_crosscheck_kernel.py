@@ -114,9 +114,31 @@ def test_what_nobody_wrote_is_undetermined_unless_its_start_is_given(capsys: pyt
 
 
 def test_chosen_blocks_leave_the_rest_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, *EAGER, "--blocks", "1")["outputs"][0]["undetermined"] == 128
+    (found,) = run(capsys, *EAGER, "--blocks", "1")["outputs"]
+    assert (found["undetermined"], found["other_blocks"]) == (0, 128)
+    assert main(["run", *EAGER, "--gpu", "off", "--blocks", "1"]) == 0
+    assert "undetermined  of other blocks\n" in capsys.readouterr().out
     said = error_of(capsys, "run", *EAGER, "--blocks", "7")
     assert said.endswith("blocks must be numbers of thread blocks, 0 to 1, not 7")
+
+
+def test_what_chosen_blocks_cannot_know_counts_and_what_others_decide_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (found,) = run(capsys, f"{FILE}:half_known", "--blocks", "1,2", code=3)["outputs"]
+    assert (found["undetermined"], found["other_blocks"]) == (16, 32)
+    (found,) = run(capsys, f"{FILE}:adds", "--inputs", "Y=zeros", "--blocks", "1")["outputs"]
+    assert (found["undetermined"], found["other_blocks"]) == (0, 32)
+    assert run(capsys, f"{FILE}:adds", "--inputs", "Y=ones", code=3)["outputs"][0]["undetermined"] == 32
+    (found,) = run(capsys, f"{FILE}:adds", "--inputs", "Y=ones", "--blocks", "1,3", code=3)["outputs"]
+    assert (found["undetermined"], found["other_blocks"]) == (16, 16)
+
+
+def test_arguments_may_begin_with_a_minus(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("-5", "-5, 'float16'", "n=-5"):
+        assert error_of(capsys, "run", f"{FILE}:lazy", "--args", text) == (
+            f"--args {text} makes X [-5, 16]: every size of a tensor must be at least 1"
+        )
 
 
 def test_against_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,6 +251,29 @@ MISTAKES = [
     ("run FILE:gather --size rows=8", "--inputs must give Index=SPEC: it has no default"),
     ("run FILE:in_place --size n=8", "--size n is no size of in_place, which has no symbolic size"),
     ("run FILE:in_place --size n", "--size must be NAME=N with an integer N, not 'n'"),
+    (
+        "run FILE:gather --size rows=0 --inputs Index=zeros",
+        "--size rows=0 makes X [0, 4]: every size of a tensor must be at least 1",
+    ),
+    ("run FILE:eager --size M=0 N=16", "--size M=0 makes X [0, 16]: every size of a tensor must be at least 1"),
+    (
+        "run FILE:in_place --pass-config foo=1",
+        "--pass-config foo must be a key of TileLang's, like tl.enable_fast_math",
+    ),
+    (
+        "run FILE:in_place --pass-config enable_fast_math=1",
+        "--pass-config enable_fast_math must be a key of TileLang's; it has tl.enable_fast_math",
+    ),
+    (
+        "support FILE:in_place --pass-config tl.enable_fast_math='x'",
+        "--pass-config tl.enable_fast_math='x': Expect config tl.enable_fast_math to have type ir.IntImm",
+    ),
+    (
+        "run FILE:conflicting",
+        "KERNEL FILE:conflicting: a kernel that TileLang does not lower for sm_90a (Layout infer conflict between most "
+        "and y in T.Parallel loop) is not supported",
+    ),
+    ("diff none.npz none.npz", "A.npz: none.npz is not there; an .npz file of words is wanted"),
     ("run FILE:in_place --inputs Z=ones", "--inputs must be NAME=SPEC with one of X, not 'Z=ones'"),
     ("run FILE:in_place --inputs X=gauss", "--inputs X must be normal, uniform, large, tiny, special, zeros, ones, "),
     (
@@ -391,12 +436,15 @@ def test_support_groups_counts_and_says_what_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def needs(kernel: Any, **options: Any) -> list[sim.Need]:
-        assert type(kernel).__name__ == "PrimFunc" and options == {"arch": "sm_80", "pass_configs": {"a": 1}}
+        assert type(kernel).__name__ == "PrimFunc" and options == {
+            "arch": "sm_80",
+            "pass_configs": {"tl.disable_tma_lower": 1},
+        }
         there = [sim.Need("copy", f"x/k.py:{line}", True) for line in (3, 5, 5)]
         return [*there, sim.Need("barrier", "k.py:7", False), sim.Need("float16", "", True)]
 
     monkeypatch.setattr(sim, "support", needs)
-    argv = ["support", f"{FILE}:lazy", "--args", "16", "--arch", "sm_80", "--pass-config", "a=1"]
+    argv = ["support", f"{FILE}:lazy", "--args", "16", "--arch", "sm_80", "--pass-config", "tl.disable_tma_lower=1"]
     assert main(argv) == 2
     assert capsys.readouterr().out.splitlines()[1:] == [
         "",

@@ -87,11 +87,17 @@ def lower(pf: Any, arch: str, pass_configs: dict[str, Any]) -> tuple[Any, Any]:
         with target, tvm.transform.PassContext(opt_level=3, config=pass_configs, instruments=[spy]):
             lower_all(pf, target=target, enable_device_compile=False)
     except Exception as error:
-        raise Unsupported(
-            f"a kernel that TileLang does not lower for {arch} ({str(error).strip().splitlines()[-1]})"
-        ) from error
+        raise Unsupported(f"a kernel that TileLang does not lower for {arch} ({_reason(error)})") from error
     name = str(pf.attrs["global_symbol"])
     return tuple(_function(spy.seen[k], name) for k in ("tl.LayoutInference", "tl.LowerTileOp"))
+
+
+def _reason(error: Exception) -> str:
+    """What TileLang says first, in one line; a traceback before it does not count."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    starts = [n for n, line in enumerate(lines) if re.match(r"(\w+\.)*\w*Error: ", line)]
+    said = lines[starts[0] if starts else 0].rstrip(":") if lines else type(error).__name__
+    return said if len(said) <= 200 else said[:197] + "..."
 
 
 def _function(module: Any, name: str) -> Any:

@@ -39,6 +39,7 @@ class Result:
 
     outputs:      the output tensors, in the order of the parameters
     undetermined: for each output a bool mask of the elements that cannot be known, or None
+    left_out:     of these, the ones that may be known once the thread blocks run that `blocks` leaves out, or None
     events:       what a kernel should not do: accesses out of bounds, races, reads of what nobody wrote, an order of
                   float atomics that matters, failed assertions
     basis:        what the words rest on, one line
@@ -50,6 +51,7 @@ class Result:
     events: list[Report] = field(default_factory=list)
     basis: str = ""
     names: list[str] = field(default_factory=list)
+    left_out: list[np.ndarray | None] = field(default_factory=list)
 
 
 def run(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | None = None,
@@ -110,6 +112,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
         launches.reports(),
         _basis(own, record, configs, statements.translator.contraction.questions),
         [t.name for t in tensors.found],
+        [launches.left_out(t) for t in tensors.found],
     )
     tensors.write_back()
     return result
@@ -197,7 +200,7 @@ class _Launches:
         self.sources = statements.sources
         self.lost: set[int] = set()  # thread blocks of this launch whose words cannot be known
         self.by_data = dict(statements.tensors)  # all global memory, T.alloc_global's too
-        self.partial = blocks is not None
+        self.partial, self.forgot = blocks is not None, False
         chosen = None if blocks is None else _numbers(blocks)
         self.work = []  # of each launch its program, blockIdx [axes, thread blocks] and their numbers in the grid
         for program in statements.programs:
@@ -208,7 +211,7 @@ class _Launches:
         if chosen and chosen[-1] >= most:
             raise ValueError(f"blocks must be numbers of thread blocks, 0 to {most - 1}, not {chosen[-1]}")
         for tensor in self.by_data.values() if self.partial else ():
-            tensor.memory.stored = np.zeros(tensor.memory.units(), bool)
+            tensor.memory.ask()
 
     def _grid(self, program: Program) -> np.ndarray:
         """blockIdx [axes, thread blocks] of a whole launch."""
@@ -247,12 +250,24 @@ class _Launches:
             for tensor in self.by_data.values() if self.lost else ():
                 tensor.memory.lose_of(self.lost)
 
+    def left_out(self, tensor: Tensor) -> np.ndarray | None:
+        """The elements that cannot be known, and may be when all thread blocks run; None: all do.
+
+        Where a later launch reads what the first one has not stored, all of them, when nothing else is the cause.
+        """
+        memory, unknown = tensor.memory, _unknown(tensor)
+        if memory.stored is None or memory.left_out is None or unknown is None:
+            return None
+        if self.forgot and not {e.kind for e in self.events.values()} & _CAUSES:
+            return unknown
+        return unknown & tensor.whole(~memory.stored | memory.left_out)
+
     def _forget(self, program: Program) -> None:
         """Blocks that were not chosen, be it all, may have stored anything: a later launch cannot know it."""
         for data in stores(program.body):
             memory = self.by_data[data].memory if data in self.by_data else None
             if memory is not None and memory.stored is not None:
-                memory.poison = either(memory.poison, ~memory.stored)
+                memory.poison, self.forgot = either(memory.poison, ~memory.stored), True
 
     def _step(self, program: Program, grid: np.ndarray, numbers: np.ndarray) -> None:
         frame = Frame(Block(self.machine, len(numbers), program.threads))
