@@ -328,16 +328,13 @@ class Tracer(_Listener):
         super().wrote(operator, buffer, iteration, x, fmt)
         if isinstance(fmt, Integer) or x.dtype != CARRIER or not has_codes(x):
             return
-        codes, words = code(x), word(x, fmt)
-        assert codes is not None
-        some = codes != 0
-        found, first = np.unique(codes[some], return_index=True)
-        classes = words[some][first]
+        own, words = codes(x), word(x, fmt)
+        nan, negative = fmt.is_nan(words), words >= fmt.word.type(fmt.sign)
         here = self._here(operator, buffer)
-        for one, w in zip(found, classes, strict=True):
-            for event in self._events(np.array([one])):
+        for what, chosen in (("NaN", nan), ("+inf", ~nan & ~negative), ("-inf", ~nan & negative)):
+            for event in self._events(own[chosen & (own != 0)]):
                 if not any((p.operator, p.buffer, p.line) == (operator, buffer, here.line) for p, _ in event.carried):
-                    event.carried.append((here, _class(int(w), fmt)))
+                    event.carried.append((here, what))
 
     def _watch_rounding(self, words: np.ndarray, x: np.ndarray, src: Format, dst: Format) -> None:
         """Damage: rows of weights that were rounded up, in sum, where an output overflows by no more than that."""
@@ -487,12 +484,6 @@ class Tracer(_Listener):
         words = word(total, fmt)
         result, codes = self.exact.join_lanes(words, fmt), self.origins.gather(code(total), -1)
         return self._packed("sum", result, fmt, [(_infinite(words, fmt), fmt)], codes)
-
-
-def _class(word: int, fmt: Format) -> str:
-    if fmt.is_nan(np.asarray(word, fmt.word)):
-        return "NaN"
-    return "-inf" if word & fmt.sign else "+inf"
 
 
 def _watched(name: str, count: int) -> Callable[..., np.ndarray]:
