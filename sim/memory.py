@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .formats import DType, Format, Integer
+from .machine import Exact
 from .values import Index, Lanes, Value, either, lift, rows
 
 if TYPE_CHECKING:
     from .tile import Block
 
-__all__ = ["Memory", "Region", "Tensor", "lane_axis", "place", "rectangle", "targets", "unknown"]
+__all__ = ["Memory", "Region", "Tensor", "atomically", "lane_axis", "place", "rectangle", "targets", "unknown"]
 
 SEVERAL = -1  # thread blocks
 
@@ -311,20 +312,33 @@ class Tensor:
     def atomic(
         self, function: np.ufunc, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None
     ) -> None:
-        """words[key] = function(words[key], value), atomically; floats are only added.
+        """words[key] = function(words[key], value), atomically.
 
-        Integers, one float addition to any value, and two to a zero, give the same words in any order; what depends on
-        the order is poison. Where not all thread blocks run, those that do not may take part as well.
+        What depends on the order (`atomically`) is poison. Where not all thread blocks run, those that do not may take
+        part as well.
         """
-        value, memory = block.as_value(value, self.fmt), self.memory
+        value, memory, machine = block.as_value(value, self.fmt), self.memory, block.machine
         lane, at, kept = self._targets(key, guard, "atomic_add", block)
         new = np.broadcast_to(value.data, kept.shape)[kept]
         clash = self._beside(lane, at, block)
-        if isinstance(self.fmt, Integer):
-            function.at(self._flat.view(self.fmt.value_type), at, new.view(self.fmt.value_type))
-            poison = np.zeros(at.size, bool)
-        else:
-            poison = self._add_floats(at, new, block)
+        if memory.additions is None:
+            memory.additions = np.zeros(memory.units(), np.int32)
+
+        def write(to: np.ndarray, x: np.ndarray) -> None:
+            self._flat[to] = machine.to_words(x, self.fmt) if isinstance(self.fmt, Format) else x
+            machine.stored(self, to, x)
+
+        poison = atomically(
+            function,
+            at,
+            new,
+            self._flat[at],
+            lambda to: machine.loaded(self, to, self._flat[to]) if isinstance(self.fmt, Format) else self._flat[to],
+            write,
+            memory.additions[:: self.fmt.bits // memory.unit],
+            self.fmt,
+            machine,
+        )
         if poison.any():
             block.report("atomic_order", self.name, "atomic_add")
         poison |= clash
@@ -349,22 +363,6 @@ class Tensor:
         memory.note("adder", units, np.broadcast_to(mine, units.shape))
         return clash
 
-    def _add_floats(self, at: np.ndarray, new: np.ndarray, block: Block) -> np.ndarray:
-        """Add each of `new` to its place, one after another. Returns where the order matters."""
-        memory, order = self.memory, np.argsort(at, kind="stable")
-        flat, sorted_new = at[order], new[order]
-        if memory.additions is None:  # a value that is not 0 counts as one
-            memory.additions = np.repeat(np.where(self._flat << 1 == 0, 0, 1), self.fmt.bits // memory.unit)
-        rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth addition to its place
-        for n in range(int(rank.max(initial=-1)) + 1):
-            to, x = flat[rank == n], sorted_new[rank == n]
-            total = block.machine.add(block.machine.loaded(self, to, self._flat[to]), x, self.fmt)
-            self._flat[to] = block.machine.to_words(total, self.fmt)
-            block.machine.stored(self, to, total)
-        first = self._units(at)[:, 0]
-        np.add.at(memory.additions, first, 1)
-        return np.asarray(memory.additions[first] > 2)
-
     def __getitem__(self, key: Any) -> Region:
         starts: list[Any] = []
         extents: list[int | None] = []
@@ -381,6 +379,62 @@ class Tensor:
             starts.append(_uniform(start))
             extents.append(int(extent[0]))
         return Region(self, tuple(starts), tuple(extents))
+
+
+def atomically(
+    function: np.ufunc,
+    at: np.ndarray,
+    new: np.ndarray,
+    old: np.ndarray,
+    read: Callable[[np.ndarray], np.ndarray],
+    write: Callable[[np.ndarray, np.ndarray], None],
+    additions: np.ndarray,
+    fmt: DType,
+    machine: Exact,
+) -> np.ndarray:
+    """function(there, new) at each place, one after another. Returns where the order matters, or may matter.
+
+    Integers, one float addition to any value, two to a zero, and the greatest or least of floats give the same words in
+    any order; of the last not where a NaN, zeros of both signs or, with fast math, a subnormal takes part, as nobody
+    measured how those are compared.
+
+    at: places, some of them more than once; new: values; old: the words that are there, for each of `at`
+    read, write: values at places; additions: of floats, how many each place has had, a value that is not 0 being one
+    """
+    if isinstance(fmt, Integer):
+        kind = fmt.value_type
+        _turn_by_turn(at, new, lambda to, x: write(to, function(read(to).view(kind), x.view(kind)).view(fmt.word)))
+        return np.zeros(at.size, bool)
+    if function is np.add:
+        first = at[additions[at] == 0]
+        additions[first] = (old[additions[at] == 0] << 1 != 0).astype(np.int32)
+        _turn_by_turn(at, new, lambda to, x: write(to, machine.add(read(to), x, fmt)))
+        np.add.at(additions, at, 1)
+        return np.asarray(additions[at] > 2)
+    best = machine.max if function is np.maximum else machine.min
+    _turn_by_turn(at, new, lambda to, x: write(to, best(read(to), x, fmt)))
+    return _odd(at, machine.to_words(new, fmt), old, fmt, machine.fast_math)
+
+
+def _odd(at: np.ndarray, new: np.ndarray, old: np.ndarray, fmt: Format, fast_math: bool) -> np.ndarray:
+    """Where a NaN, zeros of both signs or, with fast math, a subnormal is compared."""
+    places, slot = np.unique(at, return_inverse=True)
+    found = np.zeros((3, places.size), bool)  # what is never known, -0, +0
+    for x in (new, old):
+        zero, minus = x << 1 == 0, x & fmt.word.type(fmt.sign) != 0
+        tiny = (x & fmt.word.type(fmt.sign - 1)) < fmt.min_normal
+        for kind, mask in enumerate((fmt.is_nan(x) | fast_math & tiny & ~zero, zero & minus, zero & ~minus)):
+            np.logical_or.at(found[kind], slot, mask)
+    return np.asarray((found[0] | found[1] & found[2])[slot])
+
+
+def _turn_by_turn(at: np.ndarray, new: np.ndarray, change: Callable[[np.ndarray, np.ndarray], None]) -> None:
+    """change(places, values) with each place once, as often as needed."""
+    order = np.argsort(at, kind="stable")
+    flat, sorted_new = at[order], new[order]
+    rank = np.arange(flat.size) - np.searchsorted(flat, flat)  # the how-manieth of its place
+    for n in range(int(rank.max(initial=-1)) + 1):
+        change(flat[rank == n], sorted_new[rank == n])
 
 
 def _uniform(index: Any) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from .formats import FP32, DType, Format, Integer, format_named
 from .layout import row_reduction
 from .machine import Exact
-from .memory import Region, lane_axis, place, targets, unknown
+from .memory import Region, atomically, lane_axis, place, targets, unknown
 from .report import Report
 from .values import Index, Lanes, Value, either, lift, rows, select
 
@@ -45,6 +45,7 @@ class Tile:
         self.block, self.name, self.scope, self.shape, self.fmt = block, name, scope, shape, fmt
         empty = np.zeros((1, *shape), block.machine.dtype(fmt))
         self._layers = [_Layer(Lanes(block.blocks), empty, np.ones((1, *shape), bool))]
+        self._additions: np.ndarray | None = None  # atomic ones since the last plain store
 
     def value(self) -> Value:
         """The whole tile, for the lanes that run."""
@@ -76,7 +77,7 @@ class Tile:
 
         keep_product: the tile is read once, so that an open product may still be fused with the sum that reads it.
         """
-        machine, lanes = self.block.machine, self.block.lanes
+        machine, lanes, self._additions = self.block.machine, self.block.lanes, None
         data = value.data if value.fmt is self.fmt else machine.convert(value.data, value.fmt, self.fmt)
         machine.wrote(operator, self.name, self.block.iteration, data, self.fmt)
         if self.scope.startswith("shared"):
@@ -196,6 +197,34 @@ class Tile:
             result.factors = factors[0], factors[1]
         self.assign(operator, result, keep_product)
 
+    def atomic(
+        self, function: np.ufunc, key: tuple[Any, ...], value: Any, block: Block, guard: np.ndarray | None
+    ) -> None:
+        """tile[key] = function(tile[key], value), atomically; what depends on the order is poison."""
+        value, old, count = block.as_value(value, self.fmt), self.value(), block.lanes.count
+        indices, inside = place(key, self.shape, len(block.parallel_extents))
+        if inside is not None:
+            self._outside("atomic_add", key, inside, guard)
+        keep = guard if inside is None else (inside if guard is None else inside & guard)
+        target, kept = targets(indices, keep, count, block.parallel_extents)
+        whole = (count, *self.shape)
+        data, poison = (np.array(np.broadcast_to(x, whole)).reshape(-1) for x in (old.data, _mask(old.poison)))
+        at = np.ravel_multi_index(target, whole)
+        additions = np.zeros((block.blocks, *self.shape), np.int32) if self._additions is None else self._additions
+        mine = additions[block.lanes.places()].reshape(-1)
+        new, words = np.broadcast_to(value.data, kept.shape)[kept], data[at]
+        if isinstance(self.fmt, Format):
+            words = block.machine.to_words(words, self.fmt)
+        lost = atomically(function, at, new, words, data.__getitem__, data.__setitem__, mine, self.fmt, block.machine)
+        if lost.any():
+            block.report("atomic_order", self.name, "atomic_add")
+        poison[at[lost | np.broadcast_to(_mask(value.poison), kept.shape)[kept]]] = True
+        if unknown(key) is not None:
+            poison[...] = True
+        additions[block.lanes.places()] = mine.reshape(whole)
+        self.assign("atomic_add", Value(block.machine, self.fmt, data.reshape(whole), poison.reshape(whole)))
+        self._additions = additions
+
     def __getitem__(self, key: Any) -> Value:
         """`tile[i, j]` in a T.Parallel loop: the loop's indices each walk one whole axis of the tile."""
         self._axes(key)
@@ -217,6 +246,10 @@ class Tile:
         if extents != self.shape:
             raise ValueError(f"{self.name} has shape {self.shape}, the loop walks {extents}")
         return axes
+
+
+def _mask(poison: np.ndarray | None) -> np.ndarray:
+    return np.zeros(1, bool) if poison is None else poison
 
 
 class View(Tile):

@@ -203,6 +203,67 @@ def test_additions_are_unknown_when_not_all_blocks_run() -> None:
     assert mask is not None and mask.all()
 
 
+def histogram(dtype: str, times: int) -> Any:
+    """Counts and maxima in shared memory; each bin gets `times` elements of a thread block."""
+
+    @T.prim_func
+    def main(X: T.Tensor((2, 64), dtype), Y: T.Tensor((2, 64), dtype), Z: T.Tensor((2, 64), dtype)):
+        with T.Kernel(2, threads=64) as bx:
+            total = T.alloc_shared((64,), dtype)
+            most = T.alloc_shared((64,), dtype)
+            T.clear(total)
+            T.fill(most, -100)
+            for i in T.Parallel(64):
+                T.atomic_add(total[i // times], X[bx, i])
+                T.atomic_max(most[i // times], X[bx, i])
+            T.copy(total, Y[bx, :])
+            T.copy(most, Z[bx, :])
+
+    return main.with_attr("tilelang_out_idx", [1, 2])
+
+
+@pytest.mark.parametrize(("dtype", "times"), [("int32", 8), ("float32", 2), ("float32", 4)])
+def test_atomics_in_shared_memory_are_known_where_their_order_does_not_matter(dtype: str, times: int) -> None:
+    x = small(2, 64, dtype=np.dtype(dtype)) + np.dtype(dtype).type(5)  # above 0: no zeros of two signs
+    bins = x.reshape(2, -1, times)
+    result = sim.simulate(histogram(dtype, times), x)
+    sums, most = result.outputs
+    known = dtype == "int32" or times == 2
+    mask = np.zeros((2, 64), bool) if result.undetermined[0] is None else result.undetermined[0]
+    assert (mask[:, : 64 // times] == (not known)).all() and not mask[:, 64 // times :].any()
+    assert [event.kind for event in result.events] == ([] if known else ["atomic_order"])
+    np.testing.assert_array_equal(sums[:, : 64 // times], bins.sum(axis=2))  # integers below 2**24
+    np.testing.assert_array_equal(most[:, : 64 // times], bins.max(axis=2))
+    assert result.undetermined[1] is None and (most[:, 64 // times :] == -100).all()
+
+
+def greatest(function: Any) -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((4, 8), "float32"), Y: T.Tensor((8,), "float32")):
+        with T.Kernel(4, threads=32) as bx:
+            for i in T.Parallel(8):
+                function(Y[i], X[bx, i])
+
+    return main
+
+
+def test_the_greatest_float_of_atomics_is_known_but_for_nan_zeros_of_both_signs_and_what_fast_math_flushes() -> None:
+    x = small(4, 8) + np.float32(0.5)
+    x[0, :4] = np.nan, -0.0, 1e-40, -0.0
+    x[1:, 1], x[1:, 2], x[1:, 3] = 0.0, -1.0, -1.0
+    start = np.full(8, -100, np.float32)
+    for fast, lost in ((False, [0, 1]), (True, [0, 1, 2])):
+        y = start.copy()
+        configs = {"tl.enable_fast_math": fast}
+        (mask,) = sim.simulate(greatest(T.atomic_max), x, y, pass_configs=configs).undetermined
+        assert mask is not None and np.flatnonzero(mask).tolist() == lost
+        np.testing.assert_array_equal(y[4:], x[:, 4:].max(axis=0))
+        assert np.signbit(y[3]) and y[3] == 0
+    y = -start
+    sim.simulate(greatest(T.atomic_min), x, y)
+    np.testing.assert_array_equal(y[4:], x[:, 4:].min(axis=0))
+
+
 def spoken() -> Any:
     @T.prim_func
     def main(X: T.Tensor((2, 4), "float16"), Y: T.Tensor((2, 4), "float16")):
@@ -305,6 +366,17 @@ def test_an_annotated_layout_moves_the_elements_of_a_tensor_inside_its_launch() 
     y, z = sim.run(moved().with_attr("tilelang_out_idx", [1, 2]), x)
     np.testing.assert_array_equal(y, squares)
     np.testing.assert_array_equal(z, squares)
+
+
+def test_an_annotated_layout_of_a_kernel_that_was_saved_is_the_same() -> None:
+    from tilelang import tvm
+
+    x = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    saved = tvm.ir.load_json(tvm.ir.save_json(moved()))
+    for kernel in (moved(), saved):
+        y, z = sim.simulate(kernel, x, np.zeros_like(x), np.zeros_like(x)).outputs
+        np.testing.assert_array_equal(y, x.reshape(8, 8, 4, 8).swapaxes(1, 2).reshape(64, 32))
+        np.testing.assert_array_equal(z, y)
 
 
 def halves() -> Any:

@@ -1,4 +1,4 @@
-"""Atomic operations on global memory. A float sum whose order matters is undetermined."""
+"""Atomic operations on global and shared memory. A float result that the order may change is undetermined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..formats import Integer
-from ..memory import Tensor
 from .frame import Frame, Unsupported
 from .region import Access, Region
 
@@ -27,7 +26,7 @@ def _tile(function: np.ufunc) -> Make:
     def make(statements: Statements, call: Any) -> Run:
         source, target = Region(statements, call.args[0]), Region(statements, call.args[1])
         source.matched(target)
-        _checked(target.access, function)
+        _checked(statements, target.access, function)
 
         def run(frame: Frame) -> None:
             target.atomic(frame, function, source.read(frame))
@@ -37,10 +36,12 @@ def _tile(function: np.ufunc) -> Make:
     return make
 
 
-def _checked(target: Access, function: np.ufunc) -> None:
-    if not target.is_global:
-        raise Unsupported(f"an atomic operation on {target.name}, which is not in global memory")
-    if function is not np.add and not isinstance(target.fmt, Integer):
+def _checked(statements: Statements, target: Access, function: np.ufunc) -> None:
+    if not target.is_global and not target.scope.startswith("shared"):
+        raise Unsupported(f"an atomic operation on {target.name} in scope {target.scope!r}")
+    if not target.is_global and statements.storage[target.data] != (target.shape, target.fmt):
+        raise Unsupported(f"an atomic operation on {target.name}, a view of a tile")
+    if function not in _FUNCTIONS.values() and not isinstance(target.fmt, Integer):
         raise Unsupported(f"an atomic {function.__name__} of {target.fmt.name}")
 
 
@@ -57,7 +58,7 @@ def _element(function: np.ufunc) -> Make:
 
     def make(statements: Statements, call: Any) -> Run:
         (target, index), value = _pointer(statements, call.args[0]), statements.translator.expression(call.args[1])
-        _checked(target, function)
+        _checked(statements, target, function)
 
         def run(frame: Frame) -> None:
             target.atomic(frame, function, tuple(i(frame) for i in index), value(frame))
@@ -72,14 +73,12 @@ def _elements(width: int) -> Make:
 
     def make(statements: Statements, call: Any) -> Run:
         (target, index), (source, where) = (_pointer(statements, call.args[i]) for i in (0, 1))
-        _checked(target, np.add)
+        _checked(statements, target, np.add)
 
         def run(frame: Frame) -> None:
             to, frm = [i(frame) for i in index], [i(frame) for i in where]
-            memory, guard = source.get(frame), None if frame.guarded is None else frame.guarded.at
             for n in range(width):
-                key = (*frm[:-1], frm[-1] + n)
-                x = memory.load(key, frame.block) if isinstance(memory, Tensor) else memory.load(key, guard)
+                x = source.load(frame, (*frm[:-1], frm[-1] + n))
                 target.atomic(frame, np.add, (*to[:-1], to[-1] + n), x)
 
         return run

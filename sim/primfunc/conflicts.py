@@ -148,7 +148,7 @@ class Turns:
             others, own = store.theirs(visit)
             met, mine, statements = met | others, mine | own, statements + (others | own)
             settled &= own & (store.words is not None) | ~others
-        registers = access.in_registers(self.frame)
+        registers = access.in_registers()
         self._meet(visit, visit.done & met & ~(settled if registers else settled & (statements <= 1)))
         if registers:
             visit.done &= ~mine
@@ -173,7 +173,7 @@ class Turns:
     def _other_words(self, visit: _Visit, store: _Visit) -> np.ndarray:
         """Where another element has stored other words by another statement."""
         others, own = store.theirs(visit)
-        if visit.access.in_registers(self.frame):
+        if visit.access.in_registers():
             others &= ~own
         if store.words is None or visit.words is None or not others.any():
             return others

@@ -419,8 +419,18 @@ def _smallest(x: np.ndarray) -> np.ndarray:
 
 def placed(layout: Any, shape: tuple[int, ...]) -> Callable[[tuple[np.ndarray, ...]], np.ndarray]:
     """Where a tl.Layout puts the elements of a tensor: index arrays -> flat places."""
-    variables = list(layout.get_forward_vars())
-    sizes, exprs = [int(n) for n in layout.get_output_shape()], list(layout.get_forward_index())
+    from tilelang import tvm
+
+    variables, exprs = list(layout.get_forward_vars()), list(layout.get_forward_index())
+    # A layout that was loaded from a file knows neither its own extents nor its variables but by name.
+    named: dict[str, Any] = {}
+    for e in exprs:
+        tvm.tirx.stmt_functor.post_order_visit(e, lambda n: named.update({n.name: n} if _is_var(n) else {}))
+    variables = [named.get(str(v.name), v) for v in variables]
+    analyzer = tvm.arith.Analyzer()
+    for variable, size in zip(variables, shape, strict=True):
+        analyzer.bind(variable, tvm.ir.Range(0, size))
+    sizes = [int(analyzer.const_int_bound(e).max_value) + 1 for e in exprs]
     if np.prod(sizes) != np.prod(shape):
         raise Unsupported(f"an annotated layout of {list(shape)} as {sizes}")
 
@@ -432,6 +442,10 @@ def placed(layout: Any, shape: tuple[int, ...]) -> Callable[[tuple[np.ndarray, .
         return np.asarray(flat)
 
     return places
+
+
+def _is_var(node: Any) -> bool:
+    return type(node).__name__ == "Var"
 
 
 def evaluate(e: Any, values: dict[Any, np.ndarray]) -> np.ndarray:

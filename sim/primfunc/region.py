@@ -24,12 +24,12 @@ class Access:
     """How a buffer of the program is reached at run time."""
 
     def __init__(self, buffer: Any, shape: tuple[int, ...], fmt: DType, get: Callable[[Frame], Any], is_global: bool):
-        self.name, self.data = str(buffer.name), buffer.data
+        self.name, self.data, self.scope = str(buffer.name), buffer.data, str(buffer.scope())
         self.shape, self.fmt, self.get, self.is_global = shape, fmt, get, is_global
 
-    def in_registers(self, frame: Frame) -> bool:
+    def in_registers(self) -> bool:
         """Whether each thread has its own copy of what it uses."""
-        return not self.is_global and not self.get(frame).scope.startswith("shared")
+        return not self.is_global and not self.scope.startswith("shared")
 
     def load(self, frame: Frame, key: tuple[Any, ...]) -> Any:
         """The elements at integer indices."""
@@ -135,7 +135,7 @@ class Region:
             self.access.store(frame, self._key(frame), value, operator)
 
     def atomic(self, frame: Frame, function: np.ufunc, value: Any) -> None:
-        """Atomic operations with [lanes or 1, *shape] on global memory."""
+        """Atomic operations with [lanes or 1, *shape] on global or shared memory."""
         with frame.block.walking(self.shape):
             self.access.atomic(frame, function, self._key(frame), value)
 
