@@ -22,6 +22,7 @@ import numpy as np  # noqa: E402
 from sim import Schedule, flash_attention, mma  # noqa: E402
 from sim.arch import arch  # noqa: E402
 from sim.formats import FP16  # noqa: E402
+from sim.trace import follow  # noqa: E402
 
 Call = Callable[[], object]
 
@@ -105,8 +106,30 @@ def bench_walk(sizes: tuple[int, ...], rounds: int) -> None:
             print(f"  {seq:>5} {mask:<7} {walked:>9.3f} {loop:>16.3f} {walked / loop:>7.2f}x", flush=True)
 
 
+def bench_trace(sizes: tuple[int, ...], rounds: int) -> None:
+    """A traced run beside the untraced one: random inputs that stay clean, and a maximum that falls (every row bad)."""
+    rng = np.random.default_rng(0)
+    print("attention traced (sim.trace.follow), D 64, 128x64 blocks")
+    print(f"  {'seq':>5} {'run':<14} {'traced s':>9} {'untraced s':>16} {'ratio':>8}")
+    for seq in sizes:
+        q, k, v = (rng.standard_normal((1, seq, 1, 64)).astype(np.float16) for _ in range(3))
+        three = np.full_like(q, 3)
+        falls = np.where(np.arange(seq)[None, :, None, None] < seq // 2, three, -three)
+        for name, inputs, variant, causal in (
+            ("clean, full", (q, k, v), "running_max", False),
+            ("clean, causal", (q, k, v), "running_max", True),
+            ("bad, full", (three, falls, v), "block_max", False),
+            ("bad, causal", (q, k, v), "block_max", True),
+        ):
+            schedule = Schedule.variant(variant, block_M=128, block_N=64, causal=causal)
+            run = partial(flash_attention, *inputs, schedule)
+            traced, plain = in_turn(partial(follow, lambda machine, run=run: run(machine=machine)), run, rounds=rounds)
+            print(f"  {seq:>5} {name:<14} {traced:>9.3f} {plain:>16.3f} {traced / plain:>7.2f}x", flush=True)
+
+
 def main(quick: bool) -> None:
     """All of this page; `quick` for a look, not for quoting."""
     bench_products(rounds=3 if quick else 7)
     bench_attention((256,) if quick else (256, 1024, 2048), rounds=1 if quick else 3)
     bench_walk((256,) if quick else (256, 1024), rounds=1 if quick else 5)
+    bench_trace((256,) if quick else (256, 1024), rounds=1 if quick else 5)
