@@ -210,8 +210,11 @@ class Exact:
         """Values of words of global memory, read at flat places of a sim.memory.Tensor."""
         return self.from_words(words, tensor.fmt)
 
-    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
-        """Values `x` were stored to global memory at flat places; for machines that listen."""
+    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray, kept: np.ndarray | None = None) -> None:
+        """Values `x` were stored to global memory at flat places; for machines that listen.
+
+        kept: bool [lanes, *extents], the elements of the loop that these are; None: atomic additions
+        """
 
     def through_memory(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """What is read back after a store to shared memory: the same; for machines that know where values come from."""

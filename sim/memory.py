@@ -253,7 +253,7 @@ class Tensor:
             memory.stored[units], memory.left_out[units] = True, False
         self._flat[at] = new
         if block.machine.listens:
-            block.machine.stored(self, at, np.broadcast_to(value.data, kept.shape)[kept])
+            block.machine.stored(self, at, np.broadcast_to(value.data, kept.shape)[kept], kept)
         clash |= self._flat[at] != new
         poison = either(value.poison, unknown(key))
         if poison is not None or clash.any() or memory.poison is not None:

@@ -23,7 +23,7 @@ from .layout import Reduction
 from .machine import Exact
 from .origins import CARRIER, Origins, code, codes, has_codes, hidden, hide, is_hidden, pack, word
 
-__all__ = ["Bad", "Event", "Place", "Tracer", "Watcher"]
+__all__ = ["Bad", "Event", "Listener", "Place", "Tracer", "Watcher"]
 
 _OPERANDS = {"add": 2, "sub": 2, "mul": 2, "mul_add": 3, "mul_sub": 3, "sub_mul": 3, "div": 2, "reciprocal": 1,
              "exp2": 1, "exp": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1}  # fmt: skip
@@ -76,7 +76,7 @@ class Event:
     dropped: tuple[Place, str] | None = None  # where it was first swallowed, and by which function
 
 
-class _Listener(Exact):
+class Listener(Exact):
     """The exact machine, which knows the statement that runs."""
 
     listens = True
@@ -100,7 +100,7 @@ class _Listener(Exact):
         self._pending = []
         self.stores, self.calls = self.stores + 1, 0
 
-    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
+    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray, kept: np.ndarray | None = None) -> None:
         self.tensors.setdefault(id(tensor.memory), tensor)
 
     def _here(self, operator: str = "", buffer: str = "") -> Place:
@@ -170,7 +170,8 @@ def _row(at: np.ndarray, extents: tuple[int, ...]) -> np.ndarray:
     return row
 
 
-_CORE = {str(Path(__file__).parent / f"{n}.py") for n in ("tracer", "machine", "values", "tile", "memory", "births")}
+_NAMES = ("tracer", "trace_steps", "machine", "values", "tile", "memory", "births")
+_CORE = {str(Path(__file__).parent / f"{name}.py") for name in _NAMES}
 
 
 def _caller() -> tuple[str, int]:
@@ -187,7 +188,7 @@ def _is_mask(x: np.ndarray) -> bool:
     return -np.inf < value < _LOWEST
 
 
-class Watcher(_Listener):
+class Watcher(Listener):
     """Runs as Exact does and raises Bad at the first bad value or damage."""
 
     _masks = False  # some select put a finite mask in place of scores
@@ -252,7 +253,7 @@ def _infinite(x: np.ndarray, fmt: Format) -> np.ndarray:
     return zero
 
 
-class Tracer(_Listener):
+class Tracer(Listener):
     """Follows every bad value: its values are carriers."""
 
     def __init__(self, arch: Arch, fast_math: bool):
@@ -395,7 +396,7 @@ class Tracer(_Listener):
             event.kind, event.block, event.place = "input", None, Place("input", tensor.name)
         return codes
 
-    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray) -> None:
+    def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray, kept: np.ndarray | None = None) -> None:
         super().stored(tensor, at, x)
         if not isinstance(tensor.fmt, Integer):
             own = codes(x)
