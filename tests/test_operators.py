@@ -649,8 +649,76 @@ def test_a_float_becomes_an_integer_of_32_bits_first() -> None:
     np.testing.assert_array_equal(run(cast_to("int32"), x), [300, -300, 2, -2, top, low, 0, top])
     np.testing.assert_array_equal(run(cast_to("int8"), x), [44, -44, 2, -2, -1, 0, 0, -1])
     np.testing.assert_array_equal(run(cast_to("uint8"), x), [44, 0, 2, 0, 255, 0, 0, 3000000000 % 256])
-    with pytest.raises(sim.Unsupported, match=r"a cast of a float to int64 is not supported \(test_operators.py"):
-        run(cast_to("int64"), x)
+
+
+def test_a_float_becomes_an_integer_of_64_bits_saturating_and_nan_is_the_sign_bit() -> None:
+    """PTX ISA, cvt: NaN is 1 << 63 where the destination has 64 bits."""
+    x = np.array([-2.9, 2.0**62, 1e20, -1e20, np.inf, -np.inf, np.nan, 2.0**63], np.float32)
+    top, low = 2**63 - 1, -(2**63)
+    np.testing.assert_array_equal(run(cast_to("int64"), x), [-2, 2**62, top, low, top, low, low, top])
+    words = np.array([0, 2**62, 2**64 - 1, 0, 2**64 - 1, 0, 2**63, 2**63], np.uint64)
+    np.testing.assert_array_equal(run(cast_to("uint64"), x), words)
+
+
+def left(how: str) -> Any:
+    """Numbers are added until a 0 (for all of a thread block, or for each element), 1 does not count."""
+
+    @T.prim_func
+    def main(X: T.Tensor((8, 16), "int32"), Y: T.Tensor((8, 16), "int32")):
+        with T.Kernel(8, threads=32) as bx:
+            total = T.alloc_var("int32")
+            if how == "blocks":
+                total = 0
+                for k in T.serial(16):
+                    if X[bx, k] == 0:
+                        break
+                    if X[bx, k] == 1:
+                        continue
+                    total = total + X[bx, k]
+                    Y[bx, k] = total
+            else:
+                for i in T.Parallel(16):
+                    total = 0
+                    k = T.alloc_var("int32")
+                    k = 0
+                    while k < 8:
+                        k = k + 1
+                        if X[k - 1, i] == 0:
+                            break
+                        if X[k - 1, i] == 1:
+                            continue
+                        total = total + X[k - 1, i]
+                    if bx == 0:
+                        Y[bx, i] = total
+                    for n in T.serial(8):
+                        if bx == 1:
+                            if X[n, i] == 0:
+                                break
+                            Y[bx, i] = n
+
+    return main
+
+
+def until_zero(numbers: np.ndarray) -> list[int]:
+    """The sums so far of each number that counts, -1 for those that do not."""
+    found, total = [], 0
+    for n in numbers.tolist():
+        if n == 0:
+            break
+        total += n if n != 1 else 0
+        found.append(total if n != 1 else -1)
+    return found + [-1] * (len(numbers) - len(found))
+
+
+def test_break_and_continue_leave_a_loop_or_a_turn_of_it_for_each_block_or_element() -> None:
+    x, y = small(8, 16, dtype=np.int32), np.full((8, 16), -1, np.int32)
+    sim.simulate(left("blocks"), x, y)
+    np.testing.assert_array_equal(y, [until_zero(row) for row in x])
+    y[...] = -1
+    sim.simulate(left("elements"), x, y)
+    np.testing.assert_array_equal(y[0], [([0] + [n for n in until_zero(col) if n != -1])[-1] for col in x.T])
+    first_zero = np.where((x == 0).any(axis=0), (x == 0).argmax(axis=0), 8)
+    np.testing.assert_array_equal(y[1], first_zero - 1)
 
 
 def with_threads() -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from ..formats import FP32, TF32, DType, Format, Integer
 from ..values import Index, Value, either, lift, select
 from .contraction import Contraction, exact_reciprocal
-from .frame import Frame, Unsupported, castable, dtype_of
+from .frame import Frame, Unsupported, dtype_of
 
 __all__ = ["Evaluate", "Translator", "as_index", "condition"]
 
@@ -160,7 +160,6 @@ class Translator:
         if isinstance(source, Integer):
             return lambda frame: frame.from_integer(as_index(inner(frame)), target)
         if isinstance(target, Integer):
-            castable(target)
             return lambda frame: frame.to_integer(inner(frame), target)
         return lambda frame: frame.convert(inner(frame), target)
 

@@ -12,7 +12,7 @@ from ..formats import FP32, DType, Format, Integer, dtype_named
 from ..tile import Block
 from ..values import Index, Lanes, Value, either, rows
 
-__all__ = ["Frame", "Lost", "Unsupported", "castable", "dtype_of"]
+__all__ = ["Frame", "Lost", "Unsupported", "dtype_of"]
 
 
 class Unsupported(NotImplementedError):
@@ -34,12 +34,6 @@ class Lost(Exception):
         self.where = where
 
 
-def castable(target: Integer) -> None:
-    """Refuse a cast of a float to an integer whose words nobody measured."""
-    if target.bits > 32:
-        raise Unsupported(f"a cast of a float to {target.name}")
-
-
 def dtype_of(node: Any) -> DType:
     """The dtype of a buffer or an expression. Raises Unsupported for one that is not modelled."""
     name = str(node.dtype)
@@ -55,6 +49,7 @@ class Frame:
     guard: an Index of bools for the elements whose expression is really evaluated (the taken side of a select, the
     body of an if); None when all are. What is outside may be anything, and must not leak.
     doubt: where it cannot be known whether what runs now runs at all; None: nowhere.
+    leaving: of each serial loop around what runs with a break or continue, who has left it.
     turns: listens where elements of the T.Parallel loop that runs may meet; None: they cannot.
     """
 
@@ -66,6 +61,7 @@ class Frame:
         self.tiles: dict[Any, Any] = {}
         self.plans: Any = None
         self.turns: Any = None
+        self.leaving: list[Any] = []
 
     @property
     def lanes(self) -> Lanes:
@@ -171,15 +167,18 @@ class Frame:
         return Value(machine, target, machine.convert(machine.from_words(words, FP32), FP32, target), x.poison)
 
     def to_integer(self, x: Value, target: Integer) -> Index:
-        """A float as an integer: toward zero, saturating at 32 bits, NaN is 0; narrower ones keep the low bits.
+        """A float as an integer: toward zero, saturating at 32 or 64 bits; narrower ones keep the low bits of 32.
 
-        Source: PTX that nvcc 13.0 makes of `(signed char)x`: cvt.rzi.s32.f32, and the low byte is stored.
+        NaN is 0, with 64 bits 2^63. Source: PTX that nvcc 13.0 makes of `(signed char)x`: cvt.rzi.s32.f32, and the low
+        byte is stored; PTX ISA, cvt, for NaN.
         """
         from ..formats import values
 
         number = values(x.machine.to_words(x.data, x.fmt), x.fmt)
         if target.name == "bool":
             return Index(np.atleast_1d(number != 0), poison=x.poison)
+        if target.bits == 64:
+            return Index(_to_64_bits(np.asarray(number, np.float64), target.signed), poison=x.poison)
         limits = np.iinfo(np.int32 if target.signed else np.uint32)
         whole = np.clip(np.trunc(np.nan_to_num(number, nan=0.0)), limits.min, limits.max).astype(np.int64)
         return Index(whole.astype(target.value_type).astype(np.int64), poison=x.poison)
@@ -213,3 +212,14 @@ class Frame:
 
     def unary(self, name: str, x: Value) -> Value:
         return x.apply(name)
+
+
+def _to_64_bits(number: np.ndarray, signed: bool) -> np.ndarray:
+    """A float toward zero in 64 bits, saturating, as the int64 of the same bits; NaN is 2^63."""
+    least, most, over = (-(2.0**63), 2.0**63, 2**63 - 1) if signed else (0.0, 2.0**64, -1)
+    inside = (number > least) & (number < most)
+    whole = np.trunc(np.where(inside, number, 0.0))
+    found = whole.astype(np.int64 if signed else np.uint64).view(np.int64)
+    found = np.where(number >= most, np.int64(over), found)
+    found = np.where(number <= least, np.int64(-(2**63) if signed else 0), found)
+    return np.where(np.isnan(number), np.int64(-(2**63)), found)

@@ -12,7 +12,7 @@ from ..tile import gemm_poison
 from ..values import Index, Value, lift, select
 from .atomics import ATOMICS
 from .expressions import as_index, condition
-from .frame import Frame, Unsupported, castable
+from .frame import Frame, Unsupported
 from .reductions import REDUCTIONS
 from .region import Region
 
@@ -57,7 +57,6 @@ def _conversion(source: DType, target: DType) -> Callable[[Frame, Value], Value]
     if isinstance(source, Format):
         if isinstance(target, Format):
             return lambda frame, x: x
-        castable(target)
         return lambda frame, x: frame.block.as_value(frame.to_integer(x, target), target)
 
     def from_integer(frame: Frame, x: Value) -> Value:

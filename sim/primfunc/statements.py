@@ -17,6 +17,7 @@ from ..values import Index, rows
 from .conflicts import Turns, shared_places
 from .expressions import Evaluate, Translator, as_index, condition
 from .frame import Frame, Unsupported, dtype_of
+from .leaving import Leaving
 from .lowering import placed
 from .operators import OPERATORS
 from .region import Access
@@ -109,6 +110,8 @@ class Statements:
         self.needs: list[Need] = []
         self.where = ""  # the source line of the statement that is translated
         self.inside: list[Any] = []  # the T.Parallel loops around it
+        self.loops: list[tuple[bool, bool]] = []  # the serial loops around it: in a T.Parallel one, with stages
+        self.leaves = 0  # break and continue statements so far that leave a loop around it
         self.storage: dict[Any, Any] = {}  # data variable -> the Buffer that was allocated with it
         self.programs: list[Program] = []
         self.reductions = 0  # reduce operators seen so far, in program order
@@ -217,11 +220,20 @@ class Statements:
         self.needs.append(Need(what, self.where, True))
 
     def _seqstmt(self, s: Any) -> Run:
-        parts = [self.statement(x) for x in s.seq]
+        parts: list[tuple[Run, bool]] = []
+        for x in s.seq:
+            before = self.leaves
+            run_part = self.statement(x)
+            parts.append((run_part, self.leaves > before))
 
-        def run(frame: Frame) -> None:
-            for part in parts:
+        def run(frame: Frame, first: int = 0) -> None:
+            for n, (part, leaves) in enumerate(parts[first:], first):
                 part(frame)
+                if leaves:
+                    with frame.leaving[-1].staying(frame) as some:
+                        if some:
+                            run(frame, n + 1)
+                    return
 
         return run
 
@@ -279,30 +291,56 @@ class Statements:
         if kind == 1:
             return self._parallel(s)
         start, extent = self.translator.expression(s.min), self.translator.expression(s.extent)
-        where = self.where
-        body, variable = self.statement(s.body), s.loop_var
+        where, elements = self.where, self.inside[:]
+        (body, leaves), variable = self._turn(s, "num_stages" in s.annotations), s.loop_var
 
         def run(frame: Frame) -> None:
             first, count = frame.known(start(frame), where), frame.known(extent(frame), where)
             turns = frame.block.turns
+            if leaves:
+                frame.leaving.append(Leaving(frame, bool(elements)))
             if isinstance(count, Index) and count.at.ndim > 1:
                 for k in range(int(count.at.max(initial=0))):
                     frame.block.turns = (*turns, k)
                     with frame.guard(count > k):
                         frame.bind(variable, first + k)
                         body(frame)
-                frame.block.turns = turns
-                return
-            counts = np.broadcast_to(count.at if isinstance(count, Index) else np.asarray(count), (frame.lanes.count,))
-            outer, before = frame.lanes, frame.block.iteration
-            for k in range(int(counts.max(initial=0))):
-                with frame.running(outer if k < int(counts.min()) else outer.where(counts > k)):
-                    frame.bind(variable, _shift(first, k, outer, frame))
-                    frame.block.iteration, frame.block.turns = k, (*turns, k)
-                    body(frame)
-            frame.block.iteration, frame.block.turns = before, turns
+            else:
+                _lanes_turns(frame, body, variable, first, count)
+            if leaves:
+                frame.leaving.pop()
+            frame.block.turns = turns
 
         return run
+
+    def _turn(self, s: Any, stages: bool = False) -> tuple[Run, bool]:
+        """The body of a serial loop, and whether a break or continue leaves it."""
+        before = self.leaves
+        self.loops.append((bool(self.inside), stages))
+        body = self.statement(s.body)
+        self.loops.pop()
+        if self.leaves == before:
+            return body, False
+        self.leaves = before
+
+        def run(frame: Frame) -> None:
+            leaving = frame.leaving[-1]
+            leaving.next()
+            with leaving.staying(frame) as some:
+                if some:
+                    body(frame)
+
+        return run, True
+
+    def _leave(self, name: str) -> Run:
+        """break, or continue."""
+        inside, stages = self.loops[-1] if self.loops else (False, True)
+        if inside is not bool(self.inside) or stages:
+            raise Unsupported(f"a {name} out of a " + ("T.Pipelined" if stages else "T.Parallel") + " loop")
+        self.leaves += 1
+        self.need(name)
+        where = self.where
+        return lambda frame: frame.leaving[-1].leave(frame, name == "break", where)
 
     def _parallel(self, s: Any) -> Run:
         if self.inside:
@@ -385,13 +423,20 @@ class Statements:
 
     def _while(self, s: Any) -> Run:
         where, test = self.where, self.translator.expression(s.condition)
-        body = self.statement(s.body)
+        body, leaves = self._turn(s)
         if self.inside:
-            return lambda frame: _while_elements(frame, test, body, where)
+            return lambda frame: _while_elements(frame, test, body, where, leaves)
 
         def run(frame: Frame) -> None:
+            leaving = Leaving(frame, False)
+            frame.leaving.append(leaving)
+            turns(frame, leaving)
+            frame.leaving.pop()
+
+        def turns(frame: Frame, leaving: Leaving) -> None:
             running = frame.lanes
             while running.count:
+                running = running.where(~leaving.loop[running.places()]) if leaves else running
                 with frame.running(running):
                     goes = frame.known(condition(test(frame)), where)
                     if goes is False:
@@ -436,8 +481,10 @@ class Statements:
         if type(s.value).__name__ != "Call":
             return _nothing
         name = s.value.op.name
-        if name in _IGNORED:
+        if name in _IGNORED or _extern(s) == "TL_IKET_EVENT":  # marks for a profiler
             return _nothing
+        if name in ("tirx.break_loop", "tirx.continue_loop"):
+            return self._leave(name[5:-5])
         if _extern(s).startswith("debug_print"):
             return self._print(s.value.args[1:])
         if name not in OPERATORS:
@@ -520,10 +567,25 @@ def _private(body: Any) -> list[Any]:
     return list(stored) if scopes - set(_PRIVATE) else []
 
 
-def _while_elements(frame: Frame, test: Evaluate, body: Run, where: str) -> None:
+def _lanes_turns(frame: Frame, body: Run, variable: Any, first: Any, count: Any) -> None:
+    """The turns of a serial loop whose count may differ between thread blocks."""
+    counts = np.broadcast_to(count.at if isinstance(count, Index) else np.asarray(count), (frame.lanes.count,))
+    outer, before, turns = frame.lanes, frame.block.iteration, frame.block.turns
+    for k in range(int(counts.max(initial=0))):
+        with frame.running(outer if k < int(counts.min()) else outer.where(counts > k)):
+            frame.bind(variable, _shift(first, k, outer, frame))
+            frame.block.iteration, frame.block.turns = k, (*turns, k)
+            body(frame)
+    frame.block.iteration = before
+
+
+def _while_elements(frame: Frame, test: Evaluate, body: Run, where: str, leaves: bool) -> None:
     """A while loop inside a T.Parallel loop: each element goes on as long as its condition holds."""
     running: Index | None = None
+    frame.leaving.append(leaving := Leaving(frame, True))
     while running is None or running.at.any():
+        if leaves and running is not None:
+            running = running.apply(np.logical_and, Index(~leaving.loop[frame.lanes.places()]))
         with contextlib.ExitStack() as stack:
             if running is not None:
                 stack.enter_context(frame.guard(running))
@@ -532,6 +594,7 @@ def _while_elements(frame: Frame, test: Evaluate, body: Run, where: str) -> None
         if running.at.any():
             with frame.guard(running):
                 body(frame)
+    frame.leaving.pop()
 
 
 def _not(x: np.ndarray, _: Any) -> np.ndarray:
