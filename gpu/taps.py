@@ -3,6 +3,9 @@
 Every operator that stores to a tile (a tile operator, a T.Parallel loop) is a *site*. `Taps` finds them, and
 `Taps.tapped` gives the PrimFunc with a parallel loop after each chosen site that copies the tile to a new parameter
 [thread blocks, turns of the serial loops around it, *tile].
+
+Loops of a tapped kernel are not pipelined, which does not change what they compute: in a kernel with stages, taps
+before a loop held other words than the tiles that the loop read (H200, TileLang 0.1.15, where some warps only copy).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ __all__ = ["Site", "Taps"]
 _TILES = ("local.fragment", "shared", "shared.dyn")
 _ASYNCHRONOUS = ("async_copy", "tma_copy", "wgmma_gemm")  # what they store is there only after a wait
 _SERIAL, _PARALLEL, _UNROLLED = 0, 1, 3
-_ORDERS = ("tl_pipeline_order", "tl_pipeline_stage", "tl_pipeline_group")  # a list with an entry for each statement
+_PIPELINE = ("num_stages", "tl_pipeline_order", "tl_pipeline_stage", "tl_pipeline_group", "tl_pipeline_sync")
 _MOST_TURNS = 2**20  # a bound above this is no bound
 _INT = "int32"
 
@@ -58,7 +61,6 @@ class _Spot:
 
     buffer: Any
     operator: str
-    statement: Any
     reason: str
     fused: bool
     grid: tuple[tuple[Any, Any], ...]
@@ -78,25 +80,13 @@ class Taps:
         _Walk(self, self._note).statement(pf.body)
 
     def _note(self, spot: _Spot, number: int, line: str) -> None:
-        buffer = spot.buffer
-        grid = math.prod(self.number(extent) for _, extent in spot.grid)
-        shape = tuple(self.number(extent) for extent in buffer.shape)
+        name, dtype = str(spot.buffer.name), str(spot.buffer.dtype)
+        shape = tuple(self.number(extent) for extent in spot.buffer.shape)
         loops, turns = tuple(loop[0] for loop in spot.loops), tuple(loop[3] for loop in spot.loops)
-        self.sites.append(
-            Site(
-                number,
-                spot.operator,
-                str(buffer.name),
-                line,
-                shape,
-                str(buffer.dtype),
-                loops,
-                turns,
-                grid,
-                spot.reason,
-                spot.fused,
-            )
-        )
+        grid = math.prod(self.number(extent) for _, extent in spot.grid)
+        reason = spot.reason or _unmodelled(dtype)
+        site = Site(number, spot.operator, name, line, shape, dtype, loops, turns, grid, reason, spot.fused)
+        self.sites.append(site)
 
     def number(self, e: Any) -> int:
         """A size that is known before the kernel runs."""
@@ -192,9 +182,9 @@ class _Walk:
         extent = _substituted(s.extent, self.taps.numbers)
         if s.thread_binding is not None or self.loops[-1][3] is not None:
             self.analyzer.bind(s.loop_var, self.range.from_min_extent(s.min, extent), True)
-        before, body = self.count, self.statement(s.body)
+        body = self.statement(s.body)
         self.grid, self.loops = grid, loops
-        annotations = {k: v for k, v in s.annotations.items() if k not in _ORDERS or self.count == before}
+        annotations = {k: v for k, v in s.annotations.items() if k not in _PIPELINE}
         return self.tir.For(s.loop_var, s.min, s.extent, s.kind, body, s.thread_binding, annotations, s.step)
 
     def _turns(self, s: Any) -> int | None:
@@ -218,10 +208,10 @@ class _Walk:
         for buffer in targets:
             if buffer.scope() not in _TILES:
                 continue
-            fused = any(self.taps.contraction.keeps(each) for each in ([call] if call is not None else _stores(s))
-                        if call is not None or each.buffer.same_as(buffer))  # fmt: skip
+            stores = [call] if operator == "copy" else [each for each in _stores(s) if each.buffer.same_as(buffer)]
+            fused = any(self.taps.contraction.keeps(each) for each in stores)
             reason = "what it stores is there only after a wait" if operator in _ASYNCHRONOUS else ""
-            spot = _Spot(buffer, operator, s, reason, fused, self.grid, self.loops)
+            spot = _Spot(buffer, operator, reason, fused, self.grid, self.loops)
             new, self.count = self.tap(spot, self.count, self.line), self.count + 1
             added += [] if new is None else [new]
         return self.tir.SeqStmt([s, *added]) if added else s
@@ -287,6 +277,17 @@ def _region(argument: Any) -> int:
     """What a tile operator does with an argument's region: 1 read, 2 write; 0 when it is no region."""
     of_region = type(argument).__name__ == "Call" and getattr(argument.op, "name", "") == "tl.region"
     return int(argument.args[1]) if of_region else 0
+
+
+def _unmodelled(dtype: str) -> str:
+    """Why words of a dtype cannot be compared, or ""."""
+    from sim.formats import dtype_named
+
+    try:
+        dtype_named(dtype)
+    except ValueError:
+        return f"dtype {dtype} is not modelled"
+    return ""
 
 
 def _line(s: Any, before: str) -> str:

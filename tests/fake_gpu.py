@@ -32,6 +32,10 @@ def install(
         outs[0].reshape(-1)[0] ^= flip
         return outs
 
+    def run_kernels(kernels: list[gpu.Kernel], workers: int | None = None, timeout: float = 120) -> list[Any]:
+        return [run_kernel(kernel, timeout) for kernel in kernels]
+
+    monkeypatch.setattr(gpu, "run_kernels", run_kernels)
     monkeypatch.setattr(gpu, "unavailable", lambda: None)
     monkeypatch.setattr(gpu, "device_info", lambda: facts)
     monkeypatch.setattr(gpu, "flash_attention_many", many)
