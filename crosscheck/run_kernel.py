@@ -23,7 +23,7 @@ from .simulate import find_gpu
 from .terminal import Progress, Style
 from .text import count, list_of
 
-__all__ = ["FLAGS", "add_flags", "as_json", "check_flags", "refusal", "run", "simulated"]
+__all__ = ["FLAGS", "add_flags", "as_json", "block_numbers", "check_flags", "refusal", "run", "simulated"]
 
 FLAGS = ("args", "size", "pass_config", "blocks", "timeout", "capture", "against")
 SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a kernel has, too
@@ -32,13 +32,14 @@ SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that only a kernel of a file has."""
     add = parser.add_argument_group("what is run, and compared").add_argument
-    add("--blocks", type=_blocks, metavar="0,3", help="simulate only these thread blocks of each launch")
+    add("--blocks", type=block_numbers, metavar="0,3", help="simulate only these thread blocks of each launch")
     add("--timeout", type=integer(1), metavar="SECONDS", help="for compiling and running on the GPU (default 120)")
     add("--capture", type=file_name, metavar="OUT.npz", help="keep the GPU's words, with a manifest beside them")
     add("--against", type=file_name, metavar="CAPTURE.npz", help="compare with captured words, on their inputs")
 
 
-def _blocks(text: str) -> list[int]:
+def block_numbers(text: str) -> list[int]:
+    """The argparse type of thread blocks' numbers."""
     numbers = text.split(",")
     if not all(each.isascii() and each.isdigit() for each in numbers):
         raise ArgumentTypeError(f"must be numbers of thread blocks like 0,3, not {text!r}")

@@ -22,7 +22,7 @@ from .simulate import Device, Job, find_gpu, on_gpu, on_simulator
 from .terminal import Progress, Style
 from .text import count, shape, wrapped
 
-__all__ = ["CASES", "Case", "Cell", "add", "run"]
+__all__ = ["CAPTURES", "CASES", "Case", "Cell", "add", "cell_job", "run", "seed_capture"]
 
 NAME = "seed"
 
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     for name in SCHEDULE_FLAGS:
         if getattr(args, name) is not None and name not in FREE_FLAGS:
             raise UsageError(f"{flag(name)} is fixed by the cases of seed (--variant and --arch are free): use run")
-    capture, arch = _capture(args.captures or CAPTURES), given(args, "arch")
+    capture, arch = seed_capture(args.captures or CAPTURES), given(args, "arch")
     variants = [args.variant] if args.variant else list(VARIANTS)
     device, reason = find_gpu(args.gpu, arch)
     cells = _cells(capture, [(case, variant) for case in CASES for variant in variants], arch, device)
@@ -136,7 +136,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     return Result(code, _report(cells, arch, capture.manifest, device, reason, style), data)
 
 
-def _capture(folder: Path) -> Capture:
+def seed_capture(folder: Path) -> Capture:
     """The seed's capture, with every array that the table needs."""
     path = folder / "seed.npz"
     if not path.is_file():
@@ -171,7 +171,7 @@ def _check_cases(path: Path, capture: Capture) -> None:
 
 def _cells(capture: Capture, asked: list[tuple[Case, str]], arch: str, device: Device | None) -> list[Cell]:
     """Simulate every cell, run all of them on the GPU if there is one, and compare."""
-    jobs = [_job(capture, case, variant) for case, variant in asked]
+    jobs = [cell_job(capture, case, variant) for case, variant in asked]
     measured = find_arch(capture.manifest["arch"]).name == arch
     with Progress(len(jobs) + (1 if device else 0)) as progress:
         outs = []
@@ -189,7 +189,7 @@ def _cells(capture: Capture, asked: list[tuple[Case, str]], arch: str, device: D
     return cells
 
 
-def _job(capture: Capture, case: Case, variant: str) -> Job:
+def cell_job(capture: Capture, case: Case, variant: str) -> Job:
     """The inputs of a case as arrays, and the schedule of its variant."""
     q, k, v = (capture.arrays[f"{case.name}__{name}"] for name in "qkv")
     return q, k, v, case.schedule(variant)

@@ -34,6 +34,7 @@ __all__ = [
     "load_capture",
     "save_arrays",
     "save_capture",
+    "write_whole",
 ]
 
 VERSION = 1
@@ -95,7 +96,7 @@ def save_arrays(
         if np.asarray(words).dtype != fmt.word:
             raise CaptureError(f"{name} must be {fmt.word} words for {fmt.name}, not {np.asarray(words).dtype}")
         entries |= {name: words, name + _SUFFIX: np.array(fmt.name)}
-    _write(Path(path), lambda stream: _write_npz(stream, entries))
+    write_whole(Path(path), lambda stream: _write_npz(stream, entries))
 
 
 def load_capture(path: str | os.PathLike[str]) -> Capture:
@@ -138,7 +139,7 @@ def save_capture(
         manifest["integers"] = sorted(integers)
     manifest |= {name: value for name, value in facts.items() if name not in manifest}
     text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
-    _write(manifest_path, lambda stream: stream.write(text.encode()))
+    write_whole(manifest_path, lambda stream: stream.write(text.encode()))
 
 
 def _manifest_path(path: Path) -> Path:
@@ -286,7 +287,7 @@ def _write_npz(stream: IO[bytes], entries: Mapping[str, np.ndarray]) -> None:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def _write(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
+def write_whole(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
     """Write a file under a temporary name, then rename it: readers see the old file or the whole new one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
