@@ -210,6 +210,14 @@ class Exact:
         """Values of words of global memory, read at flat places of a sim.memory.Tensor."""
         return self.from_words(words, tensor.fmt)
 
+    def differ(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        """Where two values have, or may have, different words."""
+        return np.asarray(self.to_words(a, fmt) != self.to_words(b, fmt))
+
+    def kept(self, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """The words that values leave in global memory."""
+        return self.to_words(x, fmt)
+
     def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray, kept: np.ndarray | None = None) -> None:
         """Values `x` were stored to global memory at flat places; for machines that listen.
 

@@ -245,7 +245,7 @@ class Tensor:
         value, memory = block.as_value(value, self.fmt), self.memory
         block.machine.wrote(operator, self.name, block.iteration, value.data, self.fmt)
         lane, at, kept = self._targets(key, guard, operator, block)
-        words = block.machine.to_words(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
+        words = block.machine.kept(value.data, self.fmt) if isinstance(self.fmt, Format) else value.data
         new, units = np.broadcast_to(words, kept.shape)[kept], self._units(at)
         clash = self._clashes(lane, at, units, self._flat[at] != new, operator, block)
         clash |= memory.others("adder", units, block.running()[lane][:, None] + 1)

@@ -182,7 +182,7 @@ class Tile:
         if unknown(key) is not None:
             poison[...] = True
             block.report("uninitialised", f"an index of {self.name}", operator)
-        clash = block.words(data[target], self.fmt) != block.words(new, self.fmt)
+        clash = block.differ(data[target], new, self.fmt)
         if clash.any():
             poison[tuple(t[clash] for t in target)] = True
             lane, *index = (int(t[clash][0]) for t in target)
@@ -344,8 +344,7 @@ class Private:
         value = self.tile.value()
         count = len(self.loop)
         data = value.data.reshape((value.data.shape[0], -1, *value.data.shape[1 + count :]))
-        words = self.block.words(data, value.fmt)
-        differs = (words != words[:, :1]).any(axis=1)
+        differs = self.block.differ(data, data[:, :1], value.fmt).any(axis=1)
         if value.poison is not None:
             differs = differs | value.poison.reshape((value.poison.shape[0], *data.shape[1:])).any(axis=1)
         last = data[:, 0].reshape((data.shape[0], *tile.shape))
@@ -418,6 +417,10 @@ class Block:
         data = x.data if x.fmt is fmt else self.machine.convert(x.data, x.fmt, fmt)
         factors = x.factors if x.fmt is fmt else None
         return Value(self.machine, fmt, data if data.ndim else data.reshape(1), x.poison, factors)
+
+    def differ(self, a: np.ndarray, b: np.ndarray, fmt: DType) -> np.ndarray:
+        """Where two arrays of a tile's data have other words."""
+        return np.asarray(a != b) if isinstance(fmt, Integer) else self.machine.differ(a, b, fmt)
 
     def words(self, x: np.ndarray, fmt: DType) -> np.ndarray:
         """The words of a tile's data."""
