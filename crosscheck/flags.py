@@ -31,12 +31,16 @@ __all__ = [
     "Request",
     "UsageError",
     "arch_flag",
+    "arch_name",
     "check_out",
     "family_or_file",
     "file_name",
     "flag",
     "given",
+    "integer",
     "kernel_flags",
+    "key_and_value",
+    "one_of",
     "report_flags",
     "request",
     "schedule_flags",
@@ -104,7 +108,8 @@ def one_of(*names: str) -> Callable[[str], str]:
     return parse
 
 
-def _arch(text: str) -> str:
+def arch_name(text: str) -> str:
+    """The argparse type of an architecture."""
     try:
         return arch(text).name
     except ValueError as error:
@@ -171,7 +176,7 @@ def report_flags(gpu: bool = True) -> argparse.ArgumentParser:
 
 
 def _add_arch(add: Callable[..., Any]) -> None:
-    add("--arch", type=_arch, metavar="SM", help="GPU architecture (default sm_90)")
+    add("--arch", type=arch_name, metavar="SM", help="GPU architecture (default sm_90)")
 
 
 def arch_flag() -> argparse.ArgumentParser:
@@ -193,7 +198,7 @@ def kernel_flags() -> argparse.ArgumentParser:
     text = "a symbolic size, or an eager kernel's T.const"
     add("--size", nargs="+", action="extend", type=_size, metavar="NAME=N", help=text)
     text = "over the kernel's own, as tl.enable_fast_math=True"
-    add("--pass-config", nargs="+", action="extend", type=_pass_config, metavar="KEY=VALUE", help=text)
+    add("--pass-config", nargs="+", action="extend", type=key_and_value, metavar="KEY=VALUE", help=text)
     return parser
 
 
@@ -204,8 +209,8 @@ def _size(text: str) -> tuple[str, int]:
     return name, integer(0)(number)
 
 
-def _pass_config(text: str) -> tuple[str, Any]:
-    """A key and its value, a Python literal, true or false."""
+def key_and_value(text: str) -> tuple[str, Any]:
+    """The argparse type of a key and its value, a Python literal, true or false."""
     key, equals, said = text.partition("=")
     try:
         value = {"true": True, "false": False}.get(said.lower())
