@@ -23,7 +23,8 @@ class Undetermined(Exception):
 class Report:
     """Something that a kernel should not do, the first time that it does it in one place.
 
-    kind: out_of_bounds, race, uninitialised, atomic_order, division_by_zero, device_assert
+    kind: out_of_bounds, race, uninitialised, atomic_order, division_by_zero, device_assert, producer_only (a
+        copy in a pipelined loop that TileLang 0.1.15 gives to the producer's warps alone; the others do not see it)
     buffer, operator: what was accessed by what
     where: the source line, "" if unknown; block: the thread block's number in the grid; index: the element
     """

@@ -40,7 +40,7 @@ def test_a_fault_and_its_controls_give_the_words_of_the_gpu_and_nan_only_where_s
 
 
 def test_every_fault_has_a_wrong_case_and_a_clean_one() -> None:
-    for fault in ("d1", "d2", "d3", "d4", "d5", "d6", "masked_inf"):
+    for fault in ("d1", "d2", "d3", "d4", "d5", "d6", "d7", "masked_inf"):
         cases = [case for name, case in CASES.items() if name.startswith(f"{fault}_")]
         wrong = [case for case in cases if case.nan is not None or case.undetermined]
         assert wrong and (len(wrong) < len(cases) or fault == "d5"), fault
@@ -100,3 +100,33 @@ def test_d5_nan_stays_and_an_infinity_takes_its_row_down(fast: bool) -> None:
     assert y[1, :4].tolist() == [0x00, 0x80, 0x7F, 0x00]
     assert not (y[:2, 4:] != 0).any()
     assert _words("d5_finite", fast)[1, :4].tolist() == [0x6E, 0xF6, 0x7E, 0x7E]
+
+
+@MODES
+def test_d7_is_undetermined_and_names_the_copy_that_the_computing_warps_do_not_see(fast: bool) -> None:
+    result = simulated("d7_producer_alone", fast)
+    assert result.undetermined[0] is not None and result.undetermined[0].all()
+    (event,) = result.events
+    assert (event.kind, event.buffer, event.operator) == ("producer_only", "scale", "copy")
+    assert event.where.startswith("d7.py:")
+    for name in ("d7_without_stages", "d7_through_shared"):
+        assert simulated(name, fast).events == []
+
+
+def test_d7_the_code_that_tilelang_makes_fills_one_scale_and_reads_another() -> None:
+    """What TileLang 0.1.15 compiles: the producer's branch fills scale_producer_ws, the other one declares its own."""
+    import tilelang
+
+    source = {}
+    for name in ("d7_producer_alone", "d7_through_shared"):
+        pf = CASES[name].kernel.make()
+        try:
+            compiled = tilelang.compile(pf, out_idx=[-1], target={"kind": "cuda", "arch": "sm_90a"})
+        except Exception as error:
+            pytest.skip(f"TileLang does not compile here: {str(error).splitlines()[0]}")
+        source[name] = compiled.get_kernel_source()
+    producer, consumer = source["d7_producer_alone"].split("} else {", 1)
+    assert "scale_producer_ws + " in producer and "scale_producer_ws" not in consumer
+    declared, used = consumer.split("float scale[4];", 1)
+    assert "(scale + " in used and not any(f"(scale{at} = " in used for at in ("", " + 0)", " + (i"))
+    assert "producer_ws" not in source["d7_through_shared"]

@@ -56,7 +56,7 @@ def on_device(kernel: Any, inputs: list[Any], fast: bool) -> list[np.ndarray]:
     from sim.primfunc.kernel import written
 
     found = ([given[i] for i in written(pf)]) if not kernel.made else result if kernel.made > 1 else [result]
-    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return [t.contiguous().view(signed[t.element_size()]).cpu().numpy() for t in found]
 
 

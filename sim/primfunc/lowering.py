@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,44 @@ def _reason(error: Exception) -> str:
     starts = [n for n, line in enumerate(lines) if re.match(r"(\w+\.)*\w*Error: ", line)]
     said = lines[starts[0] if starts else 0].rstrip(":") if lines else type(error).__name__
     return said if len(said) <= 200 else said[:197] + "..."
+
+
+def lost_copies(pf: Any, arch: str, pass_configs: dict[str, Any], names: list[str]) -> list[int]:
+    """Which copies into fragments, by the names of these, TileLang 0.1.15 gives to the producer's warps alone.
+
+    In a pipelined loop that it splits into a producer and consumers, the producer copies into a clone of the fragment
+    (NAME_producer_ws, src/cuda/transform/producer_consumer_ws.cc), and the consumers read their own.
+    """
+    try:
+        inferred, _ = lower(pf, arch, pass_configs)
+    except Unsupported:  # nothing is run, or with a serial loop
+        return []
+    before, (after, read) = _copied(pf.body)[0], _copied(inferred.body)
+    lost = []
+    for n, name in enumerate(names):
+        if after[f"{name}_producer_ws"] and after[name] < before[name] and name in read:
+            if after[name]:
+                raise Unsupported(f"fragment {name}, which the producer's warps fill alone in some places")
+            lost.append(n)
+    return lost
+
+
+def _copied(body: Any) -> tuple[Counter[str], set[str]]:
+    """How often something is copied into each buffer, and the buffers that are read."""
+    from tvm.tirx import stmt_functor
+
+    copied: Counter[str] = Counter()
+    read: set[str] = set()
+
+    def note(node: Any) -> None:
+        kind, name = type(node).__name__, getattr(getattr(node, "op", None), "name", "")
+        if kind == "Call" and name in ("tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"):
+            copied[str(node.args[1].args[0].buffer.name)] += 1
+        if kind == "BufferLoad":
+            read.add(str(node.buffer.name))
+
+    stmt_functor.post_order_visit(body, note)
+    return copied, read
 
 
 def _function(module: Any, name: str) -> Any:
@@ -362,6 +401,7 @@ class Plans:
     def __init__(self, pf: Any, target: str, configs: dict[str, Any], count: int):
         self.pf, self.target, self.configs, self.count = pf, target, configs, count
         self.made: dict[int, Plan] = {}
+        self.lost: set[int] = set()  # copies in pipelined loops that the consumers do not see
 
     def prepare(self, sums: list[int]) -> None:
         """Make the plans of the reductions with these numbers. Raises Unsupported."""
@@ -380,9 +420,21 @@ class Plans:
         _keep(path, {str(number): _smallest(plan.index) for number, plan in self.made.items()}
               | {f"{number}_first": plan.first for number, plan in self.made.items()})  # fmt: skip
 
-    def _key(self) -> str:
+    def ask_copies(self, names: list[str]) -> None:
+        """Find the copies in pipelined loops, into the fragments of these names, that the consumers do not see."""
+        if not names:
+            return
+        path = cache_folder() / f"{self._key('copies 1')}.npz"
+        try:
+            with np.load(path) as kept:
+                self.lost = set(kept["lost"].tolist())
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+            self.lost = set(lost_copies(self.pf, self.target, self.configs, names))
+            _keep(path, {"lost": np.array(sorted(self.lost), np.int32)})
+
+    def _key(self, what: str = _VERSION) -> str:
         configs = {k: v for k, v in self.configs.items() if k != "tl.enable_fast_math"}  # nvcc's alone
-        return _digest(_VERSION, self.pf, self.target, configs)
+        return _digest(what, self.pf, self.target, configs)
 
     def __call__(self, number: int) -> Plan:
         return self.made[number]

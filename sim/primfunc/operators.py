@@ -45,8 +45,12 @@ def _copy(statements: Statements, call: Any) -> Run:
     if source.shape != target.shape:
         raise Unsupported(f"a copy of {source.extents} to {target.extents}")
     convert, keep = _conversion(source.fmt, target.fmt), statements.translator.contraction.keeps(call)
+    number = statements.stage(source.access, target.access)
 
     def run(frame: Frame) -> None:
+        if number in frame.plans.lost:  # the warps that use the fragment do not see this copy
+            frame.block.report("producer_only", target.name, "copy")
+            return
         target.write(frame, convert(frame, source.read(frame)), "copy", keep)
 
     return run

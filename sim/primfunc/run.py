@@ -27,7 +27,13 @@ _TARGET = {"sm_90": "sm_90a", "sm_100": "sm_100a", "sm_120": "sm_120a"}
 _STEP = 64  # thread blocks that run in step
 _FAST = "tl.enable_fast_math"
 _UNSAFE = "tl.disable_safe_memory_legalize"
-_CAUSES = {"uninitialised", "race", "atomic_order", "division_by_zero"}  # why an output cannot be known
+_CAUSES = {
+    "uninitialised",
+    "race",
+    "atomic_order",
+    "division_by_zero",
+    "producer_only",
+}  # why an output cannot be known
 
 Progress = Callable[[int, int], None]
 Watch = Callable[[np.ndarray, int, Any], None]
@@ -41,7 +47,7 @@ class Result:
     undetermined: for each output a bool mask of the elements that cannot be known, or None
     left_out:     of these, the ones that may be known once the thread blocks run that `blocks` leaves out, or None
     events:       what a kernel should not do: accesses out of bounds, races, reads of what nobody wrote, an order of
-                  float atomics that matters, failed assertions
+                  float atomics that matters, failed assertions, copies that TileLang gives to the wrong warps
     basis:        what the words rest on, one line
     names:        the outputs' parameter names
     """
@@ -100,6 +106,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
     plans = Plans(own.prim_func, _target(record), configs, statements.reductions)
     plans.prepare(statements.sums)
+    plans.ask_copies(statements.staged)
     for missing in _dots(record, statements):
         raise missing
     launches = _Launches(statements, machine(record, fast), plans, tensors, blocks)

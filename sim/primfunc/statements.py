@@ -116,6 +116,7 @@ class Statements:
         self.programs: list[Program] = []
         self.reductions = 0  # reduce operators seen so far, in program order
         self.gemms: list[tuple[Any, Any, str]] = []  # operand and accumulator formats, and the source line
+        self.staged: list[str] = []  # fragments that a loop with stages copies to from global memory, for each copy
         self.sums: list[int] = []  # those whose order matters
         self.names: set[str] = set()  # the tiles
         self.threads: set[Any] = set()  # variables that are a thread's index
@@ -331,6 +332,13 @@ class Statements:
                     body(frame)
 
         return run, True
+
+    def stage(self, source: Access, target: Access) -> int | None:
+        """The number of a copy from global memory into registers in a loop with stages; None for another one."""
+        if not any(stages for _, stages in self.loops) or not source.is_global or target.scope != "local.fragment":
+            return None
+        self.staged.append(target.name)
+        return len(self.staged) - 1
 
     def _leave(self, name: str) -> Run:
         """break, or continue."""

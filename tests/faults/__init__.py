@@ -5,13 +5,13 @@ CASES has them by name, and controls that look alike and are clean.
 
 from kernels import Kernel
 
-from . import d1, d2, d3, d4, d5, d6, masked_inf
+from . import d1, d2, d3, d4, d5, d6, d7, masked_inf
 from .case import Case
 
 __all__ = ["CASES", "Case", "on_gpu"]
 
 CASES: dict[str, Case] = {}
-for _fault in (d1, d2, d3, d4, d5, d6, masked_inf):
+for _fault in (d1, d2, d3, d4, d5, d6, d7, masked_inf):
     CASES |= _fault.CASES
 
 
