@@ -21,7 +21,7 @@ from .explain_timeline import Timeline
 from .flags import UsageError
 from .text import list_of
 
-__all__ = ["check_html", "page", "write_html"]
+__all__ = ["CLASSES", "check_html", "figure", "page", "write_html"]
 
 MOST_PICTURES, MOST_GROUPS, MOST_BLOCKS, MOST_TURNS, MOST_SIDE = 12, 100, 64, 64, 384
 # The classes of a word, and a colour of each that colour-blind people tell apart (Okabe and Ito, 2008), dark to light.
@@ -141,7 +141,7 @@ def _pictures(story: Story) -> list[str]:
         planes = _planes(classes, name, story.subject.flash is not None)
         planes = _alike([(title, plane) for title, plane in planes if plane.any()])
         more += max(0, len(planes) - MOST_PICTURES)
-        parts += [_figure(title, plane) for title, plane in planes[:MOST_PICTURES]]
+        parts += [figure(title, plane) for title, plane in planes[:MOST_PICTURES]]
     keys = " ".join(
         f'<span class="word"><span class="key" style="background:{colour}"></span>{name}</span>'
         for name, colour in CLASSES.items()
@@ -177,7 +177,8 @@ def _alike(planes: list[tuple[str, np.ndarray]]) -> list[tuple[str, np.ndarray]]
     return [(same[0][0] + text, same[0][1]) for same, text in zip(found.values(), more, strict=True)]
 
 
-def _figure(title: str, plane: np.ndarray) -> str:
+def figure(title: str, plane: np.ndarray) -> str:
+    """A picture of classes [rows, columns], in the order of CLASSES, and its counts."""
     counts = [_count(plane, n, name) for n, name in enumerate(CLASSES) if (plane == n).any()]
     text = f"{title}: {plane.shape[0]} by {plane.shape[1]}, {list_of(counts)}"
     small = _shrunk(plane)

@@ -20,7 +20,7 @@ from .seed import CAPTURES, CASES, cell_job, seed_capture
 from .simulate import basis
 from .text import list_of, shape
 
-__all__ = ["KERNEL_FLAGS", "followed", "subject"]
+__all__ = ["KERNEL_FLAGS", "followed", "of_flash", "subject"]
 
 KERNEL_FLAGS = ("args", "size", "pass_config", "blocks")
 Explained = tuple[Subject, Callable[[Exception], Exception]]  # and what its errors are said as
@@ -61,7 +61,7 @@ def _of_schedule(args: argparse.Namespace) -> Subject:
     asked = request(args)
     flash = Flash(asked.schedule, asked.arch, *asked.arrays())
     about = asked.describe()
-    return _of_flash(asked.variant, flash, f"{asked.inputs}, {asked.format.name}", about)
+    return of_flash(asked.variant, flash, f"{asked.inputs}, {asked.format.name}", about)
 
 
 def _of_cell(args: argparse.Namespace) -> Subject:
@@ -77,10 +77,11 @@ def _of_cell(args: argparse.Namespace) -> Subject:
     q, k, v, schedule = cell_job(seed_capture(CAPTURES), cases[case_name], variant)
     flash = Flash(schedule, given(args, "arch"), q, k, v)
     about = {"variant": variant, "schedule": dict(vars(schedule)), "arch": flash.arch, "seed_cell": args.seed_cell}
-    return _of_flash(variant, flash, f"captured, of the seed's {case_name}", about)
+    return of_flash(variant, flash, f"captured, of the seed's {case_name}", about)
 
 
-def _of_flash(variant: str, flash: Flash, inputs: str, about: dict[str, Any]) -> Subject:
+def of_flash(variant: str, flash: Flash, inputs: str, about: dict[str, Any]) -> Subject:
+    """A run of the flash loop; `variant` and `inputs` say what they are, `about` says all as JSON types."""
     s = flash.schedule
     mode = f"{'causal' if s.causal else 'full'}, {'fast math' if s.fast_math else 'precise math'}"
     title = f"{variant}, {s.block_M}x{s.block_N} blocks, {mode}, simulated for {flash.arch}"

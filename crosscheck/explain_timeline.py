@@ -73,6 +73,8 @@ def _to_json(step: Step) -> dict[str, Any]:
 
 def chosen(text: str, trace: Trace) -> Element:
     """The element that --at names: 0,5,0,7 of the last output, or NAME:0,5,0,7. Raises UsageError."""
+    if not trace.outputs:
+        raise UsageError("--at must name an element of an output, and nothing was stored to one")
     name, colon, numbers = text.rpartition(":")
     name = name if colon else list(trace.outputs)[-1]
     if name not in trace.outputs:
