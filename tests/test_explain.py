@@ -281,3 +281,17 @@ def test_mistakes(
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"crosscheck explain: {message}") and err.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_the_readme_shows_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pieces, in order; `...` stands for what is left out between them."""
+    monkeypatch.setenv("COLUMNS", "116")
+    section = (TESTS.parent / "README.md").read_text().split("## Where a NaN comes from\n")[1].split("\n## ")[0]
+    command, *lines = [line[4:] for line in section.splitlines() if line.startswith("    ")]
+    assert command.startswith("$ python -m crosscheck explain ")
+    text, at = said(capsys, *command.split()[4:]), 0
+    for piece in "\n".join(lines).removesuffix("\n...").split("\n...\n"):
+        assert piece in text[at:], piece
+        at = text.index(piece, at) + len(piece)
