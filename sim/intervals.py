@@ -209,7 +209,7 @@ class Intervals(Listener):
 
     def clamp(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
         result = self.min(self.max(x, low, fmt), high, fmt)
-        result["nan"] = x["nan"].any(axis=-1)[..., None]
+        result["nan"] = np.asarray(x["nan"].any(axis=-1))[..., None]
         return result
 
     def spread_nan(self, x: np.ndarray, fmt: Format) -> np.ndarray:

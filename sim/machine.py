@@ -20,6 +20,10 @@ from .layout import Reduction
 __all__ = ["Event", "Exact", "Recorder"]
 
 
+_COMPARE = {"EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater,
+            "GE": np.greater_equal}  # fmt: skip
+
+
 class Exact:
     """Exact words: every method gives the words that the GPU's instruction gives.
 
@@ -107,9 +111,21 @@ class Exact:
     def exp2(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         return self._function("exp2f", x, fmt)
 
-    def ordered(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        """Values that compare as the numbers do, NaN included."""
-        return values(x, fmt)
+    def clamp(self, x: np.ndarray, low: np.ndarray, high: np.ndarray, fmt: Format) -> np.ndarray:
+        """T.clamp of TileLang 0.1.15: min(max(x, low), high), but NaN stays NaN (docs/NUMERICS.md, section 3)."""
+        result = self.min(self.max(x, low, fmt), high, fmt)
+        nan = self.classified("isnan", x, fmt)
+        return self.select(nan, self.add(x, x, fmt), result) if nan.any() else result
+
+    def compare(self, name: str, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
+        """A comparison (EQ, NE, LT, LE, GT or GE) as the numbers compare: false with NaN, but for NE."""
+        x, y = values(self.to_words(a, fmt), fmt), values(self.to_words(b, fmt), fmt)
+        return np.asarray(_COMPARE[name](x, y))
+
+    def classified(self, name: str, x: np.ndarray, fmt: Format) -> np.ndarray:
+        """Where values are NaN ("isnan") or infinite ("isinf")."""
+        words = self.to_words(x, fmt)
+        return fmt.is_nan(words) if name == "isnan" else fmt.is_inf(words)
 
     def _function(self, name: str, x: np.ndarray, fmt: Format) -> np.ndarray:
         """A CUDA function of float32, fast math or not."""

@@ -170,7 +170,7 @@ def _row(at: np.ndarray, extents: tuple[int, ...]) -> np.ndarray:
     return row
 
 
-_NAMES = ("tracer", "trace_steps", "machine", "values", "tile", "memory", "births")
+_NAMES = ("intervals", "tracer", "trace_steps", "machine", "values", "tile", "memory", "births")
 _CORE = {str(Path(__file__).parent / f"{name}.py") for name in _NAMES}
 
 
@@ -441,9 +441,6 @@ class Tracer(Listener):
                     if gone.any():
                         self._swallowed("select", np.broadcast_to(codes, gone.shape)[gone])
         return np.where(condition, a, b)
-
-    def ordered(self, x: np.ndarray, fmt: Format) -> np.ndarray:
-        return self.exact.ordered(word(x, fmt), fmt)
 
     def dot(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, operand: Format, accumulator: Format) -> np.ndarray:
         x, y, z = word(a, operand), word(b, operand), word(c, accumulator)

@@ -274,13 +274,9 @@ def _is(e: Any, value: float) -> bool:
 
 
 def _clamped(x: Value, low: Value, high: Value) -> Value:
-    """T.clamp of TileLang 0.1.15: min(max(x, low), high), but NaN stays NaN (docs/NUMERICS.md, section 3)."""
-    result = x.combine("max", low).combine("min", high)
-    nan = x.fmt.is_nan(x.machine.to_words(x.data, x.fmt))
-    if not nan.any():
-        return result
-    canonical = x.machine.add(x.data, x.data, x.fmt)
-    return Value(x.machine, x.fmt, x.machine.select(nan, canonical, result.data), result.poison)
+    rank = max(v.data.ndim for v in (x, low, high)) - 1
+    a, b, c = (lift(v.data, rank) if v.data.ndim else v.data for v in (x, low, high))
+    return Value(x.machine, x.fmt, x.machine.clamp(a, b, c, x.fmt), either(x.poison, either(low.poison, high.poison)))
 
 
 def _negate(x: Any) -> Any:
@@ -334,8 +330,7 @@ def _wrap(x: Any, target: Integer) -> Any:
 
 def _compare(kind: str, a: Value, b: Value) -> Index:
     """A comparison of floats: false with NaN, but for !=."""
-    x, y = a.machine.ordered(a.data, a.fmt), a.machine.ordered(b.data, b.fmt)
-    rank = max(x.ndim, y.ndim) - 1
-    x, y = (lift(v, rank) if v.ndim else v for v in (x, y))
-    result = np.asarray(_INTEGER[kind](x, y))
+    rank = max(a.data.ndim, b.data.ndim) - 1
+    x, y = (lift(v.data, rank) if v.data.ndim else v.data for v in (a, b))
+    result = np.asarray(a.machine.compare(kind, x, y, a.fmt))
     return Index(result.reshape((1,) + result.shape) if not result.ndim else result, poison=either(a.poison, b.poison))

@@ -207,8 +207,7 @@ class Frame:
 
     def classify(self, test: str, x: Value) -> Index:
         """isnan or isinf of each element."""
-        words = np.atleast_1d(x.machine.to_words(x.data, x.fmt))
-        return Index(x.fmt.is_nan(words) if test == "isnan" else x.fmt.is_inf(words), poison=x.poison)
+        return Index(np.atleast_1d(x.machine.classified(test, x.data, x.fmt)), poison=x.poison)
 
     def unary(self, name: str, x: Value) -> Value:
         return x.apply(name)
