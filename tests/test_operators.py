@@ -264,6 +264,23 @@ def test_the_greatest_float_of_atomics_is_known_but_for_nan_zeros_of_both_signs_
     np.testing.assert_array_equal(y[4:], x[:, 4:].min(axis=0))
 
 
+def marked() -> Any:
+    @T.prim_func
+    def main(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
+        with T.Kernel(2, threads=32) as bx:
+            T.evaluate(T.call_extern("handle", "TL_IKET_EVENT", 1, "begin"))
+            for i in T.Parallel(32):
+                Y[bx * 32 + i] = X[bx * 32 + i]
+                T.evaluate(T.call_extern("handle", "TL_IKET_EVENT_U32", 2, "stored", i))
+
+    return main
+
+
+def test_marks_for_a_profiler_change_nothing() -> None:
+    x = small(64)
+    np.testing.assert_array_equal(run(marked(), x), x)
+
+
 def spoken() -> Any:
     @T.prim_func
     def main(X: T.Tensor((2, 4), "float16"), Y: T.Tensor((2, 4), "float16")):

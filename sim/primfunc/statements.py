@@ -489,7 +489,7 @@ class Statements:
         if type(s.value).__name__ != "Call":
             return _nothing
         name = s.value.op.name
-        if name in _IGNORED or _extern(s) == "TL_IKET_EVENT":  # marks for a profiler
+        if name in _IGNORED or _extern(s).startswith("TL_IKET_"):  # marks for a profiler
             return _nothing
         if name in ("tirx.break_loop", "tirx.continue_loop"):
             return self._leave(name[5:-5])
