@@ -24,7 +24,7 @@ from crosscheck.explain_timeline import timeline
 from sim import Schedule
 from sim.captures import load_capture, save_arrays
 from sim.formats import FP16, values
-from sim.trace import follow
+from sim.trace import Cause, Place, follow
 
 TESTS = Path(__file__).parent
 SEED = load_capture(TESTS / "captures" / "h200" / "seed.npz")
@@ -101,6 +101,16 @@ def test_damage_is_told_where_no_value_is_bad(capsys: pytest.CaptureFixture[str]
     text = flat(said(capsys, "explain", "--seed-cell", "const3/running_max", code=0))
     assert "No bad value reaches an output; damage without one: weights that are all flushed to zero." in text
     assert "exp2(-293.8) = 0" in text and "Causes" not in text
+
+
+def test_a_key_block_is_masked_only_where_a_row_sees_none_of_its_keys() -> None:
+    """Against the mask itself, for a row of each thread block and each key block."""
+    own = flash(64, "block_max", True, block_M=32, block_N=16)
+    for block, row, turn in np.ndindex(8, 32, 4):
+        place = Place("parallel", "acc_s", iteration=(turn,))
+        cause = Cause("", "mul_sub", place, block, np.array([[row, 0]]), (32, 16), (), (), 0, "float32")
+        query = block // 4 * 32 + row
+        assert own.masked(cause) == (not any(query >= key for key in range(turn * 16, turn * 16 + 16)))
 
 
 # what would change it
