@@ -350,7 +350,7 @@ class Intervals(Listener):
         """An accumulator that is rescaled as its sum was: at most its ratio times the rescaled old sum."""
         following = self._table("next")[x["of"]]
         take = (x["of"] != 0) & ~x["part"] & (following != 0) & (scale["lo"].min(axis=-1) >= 0)
-        take &= (self._table("scale_of")[following] == scale["var"]) & (scale["var"] != 0)
+        take &= (self._table("scale_of")[following] == scale["var"]) & (scale["var"] != 0) & ~_can_be_bad(result)
         if take.any():
             result["of"], result["part"] = np.where(take, following, result["of"]), take | result["part"]
             result["ratio"] = np.where(take, x["ratio"] * (1 + 2.0**-22), result["ratio"])
@@ -728,7 +728,7 @@ class Intervals(Listener):
         before = np.where(zero, 0, c["ratio"])
         joined = zero | (c["of"] == new[..., None]) & c["part"]
         ratio = (np.maximum(before, V * share[..., None]) + V * loss[..., None]) * (1 + 2.0**-22) * (1 + error)
-        take = fits[..., None] & joined & np.isfinite(V)
+        take = fits[..., None] & joined & np.isfinite(V) & ~_can_be_bad(result) & ~_can_be_bad(c)
         result["ratio"], result["of"] = np.where(take, ratio, 0), np.where(take, new[..., None], 0)
 
 
