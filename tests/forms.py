@@ -224,6 +224,40 @@ def after_a_branch() -> Any:
     return main
 
 
+def over_a_loop(needed: bool) -> Callable[[], Any]:
+    """A product that is made before a loop and added after it; `needed`: so is what it is made of."""
+
+    def make() -> Any:
+        @T.prim_func
+        def main(
+            A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+            D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+            Output: T.Tensor((N,), "float32"),
+        ):  # fmt: skip
+            with T.Kernel(2, threads=THREADS) as bx:
+                a, b, p, o = (T.alloc_fragment((THREADS,), "float32") for _ in range(4))
+                x = T.alloc_shared((THREADS,), "float32")
+                T.copy(A[bx * THREADS], a)
+                T.copy(B[bx * THREADS], b)
+                T.copy(C[bx * THREADS], o)
+                for i in T.Parallel(THREADS):
+                    a[i] = a[i] + o[i]
+                for i in T.Parallel(THREADS):
+                    p[i] = a[i] * b[i]
+                for _k in T.serial(bx + 3):
+                    T.copy(X[bx * THREADS], x)
+                    for i in T.Parallel(THREADS):
+                        o[i] = T.max(o[i], x[THREADS - 1 - i])
+                for i in T.Parallel(THREADS):
+                    o[i] = p[i] + o[i]
+                for i in T.Parallel(THREADS):
+                    Output[bx * THREADS + i] = T.max(T.max(o[i], a[i]), b[i]) if needed else o[i]
+
+        return main
+
+    return make
+
+
 def summed(stored: bool) -> Callable[[], Any]:
     """Products in a sum over a row; `stored`: they leave the fragment as well."""
 
@@ -254,6 +288,8 @@ def summed(stored: bool) -> Callable[[], Any]:
 WALKS = {
     "outside of a loop": Walk(outside_of_a_loop, "add(add, mul) add(mul, x) mul(x, x)"),
     "after a branch": Walk(after_a_branch, "add(fma, mul) add(mul, x) fma(x, x, mul) mul(3, x)"),
+    "over a loop": Walk(over_a_loop(False), "add(mul, x) add(x, x) mul(add, x)"),
+    "over a loop, operands needed": Walk(over_a_loop(True), "add(x, x) fma(add, x, x)"),
     "in a sum": Walk(summed(False), "add(add, x) add(fma, x) fma(x, x, 0) fma(x, x, fma)"),
     "in a sum and stored": Walk(summed(True), "add(0, mul) add(add, mul) add(add, x) mul(x, x)"),
 }

@@ -593,7 +593,22 @@ def held(pf: Any, configs: dict[str, Any], arch: str = "sm_90a") -> str:
     """Whether the rule holds for a kernel: "held", "differs: ..." or "not held: why". Inputs are zeros."""
     outputs, arrays = arguments(pf)
     marked = pf.with_attr("tilelang_out_idx", outputs) if outputs else pf
-    return compare(marked, configs, arrays, arch, blocks=[0, 1])
+    return compare(marked, configs, arrays, arch, blocks=few(pf))
+
+
+def few(pf: Any) -> list[int] | None:
+    """The thread blocks to simulate: two, or all where each grid has one."""
+    from tilelang import tvm
+
+    grids: list[bool] = []
+
+    def note(node: Any) -> None:
+        binding = node.thread_binding if type(node).__name__ == "For" else None
+        if binding is not None and str(binding.thread_tag).startswith("blockIdx"):
+            grids.append(type(node.extent).__name__ == "IntImm" and int(node.extent) == 1)
+
+    tvm.tirx.stmt_functor.post_order_visit(pf.body, note)
+    return None if all(grids) else [0, 1]
 
 
 SYMBOLIC = 256  # what a size that is not known becomes
@@ -662,7 +677,7 @@ def main(arguments: list[str]) -> int:
     for name, pf, configs, given in (each for what in chosen.kernels for each in _chosen(what)):
         for fast in maths:
             settings = configs if fast is None else {**configs, FAST: fast}
-            said = held(pf, settings) if given is None else compare(pf, settings, given, blocks=[0, 1])
+            said = held(pf, settings) if given is None else compare(pf, settings, given, blocks=few(pf))
             differs += said.startswith("differs")
             if said.startswith("held"):  # Result.basis says so from now on
                 record = held_record(pf, "sm_90a", settings)

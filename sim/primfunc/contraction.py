@@ -25,7 +25,8 @@ class _Version:
     """What a buffer or variable holds from one store on.
 
     product: the product that was stored, when it may stay open. parents: what the paths that meet here hold.
-    loops: the serial loops around the place. order: its place in the program.
+    loops: the serial loops around the place. order: its place in the program. read: the last piece of code that
+    reads it, infinity when a later turn does.
     """
 
     def __init__(self, order: int, loops: tuple[Any, ...]):
@@ -33,6 +34,14 @@ class _Version:
         self.product: _Product | None = None
         self.parents: list[_Version] = []
         self.looping = False  # one of the parents is the end of the loop that starts here
+        self.read = -1.0
+
+    def is_read(self, place: float) -> None:
+        """A piece of code reads this, and so what the paths left that meet here."""
+        if place > self.read:
+            self.read = place
+            for n, parent in enumerate(self.parents):
+                parent.is_read(float("inf") if n and self.looping else place)
 
     def products(self, seen: set[int] | None = None) -> Iterator[_Product]:
         """The products that may be here."""
@@ -49,13 +58,22 @@ class _Product:
     """One product of the compiled code: whether something other than an addition uses it.
 
     cleared: it lies in the accumulator of a wgmma that clears it. The first half of the compiler takes that for a use
-    and fuses nothing; the second does, up to the next shuffle or barrier.
+    and fuses nothing; the second does, up to the next shuffle or barrier. operands: the values that it is made of,
+    None for one that nothing else has. reloaded: one of them is memory that the same piece of code has stored.
     """
 
-    def __init__(self, scope: tuple[Any, ...], home: tuple[Any, ...], rank: float, statement: int, joins: int):
-        self.scope, self.home, self.rank, self.statement, self.joins = scope, home, rank, statement, joins
-        self.rounded = self.cleared = False
+    def __init__(self, walk: _Walk, home: tuple[Any, ...], rank: float):
+        self.scope, self.home, self.rank, self.statement = walk.scope, home, rank, walk.statements
+        self.joins, self.pieces, self.place = walk.joins, walk.pieces, walk.place
+        self.rounded = self.cleared = self.reloaded = False
         self.added: set[tuple[int, int]] = set()  # where additions use it: the piece of code, `joins`
+        self.operands: list[_Version | None] = []
+
+    def dying(self) -> int:
+        """How many of its operands nothing reads after the piece of code that makes it, nor in its loop's next turn."""
+        inside = lambda v: len(v.loops) >= len(self.home)  # noqa: E731
+        distinct = {id(v): v for v in self.operands if v is None or inside(v) and v.read <= self.place}
+        return len(distinct) + max(0, self.operands.count(None) - 1)
 
 
 class Contraction:
@@ -71,7 +89,7 @@ class Contraction:
         self._take: dict[Any, str | None] = {}
         self._entering: dict[Any, _Product] = {}
         self._cancelled: dict[Any, Any] = {}
-        self._crossing: list[_Product] = []  # made before a loop or branch and added after it
+        self._crossing: list[tuple[_Product, bool]] = []  # made before a loop, branch (True) or transfer, added after
         self._far: list[_Product] = []  # made in an earlier statement than an addition of theirs
         if body is not None:
             _Walk(self).statement(body)
@@ -118,7 +136,9 @@ class Contraction:
         for kind, p, q in self._sums.values():
             if kind == "Sub" and p is not None and q is not None and not p.rounded:
                 q.rounded = True  # of `a*s - m*s` the left product is the fused one, and m*s is needed
-        if any(not product.rounded for product in self._crossing):
+        for product, parted in self._crossing:
+            product.rounded |= parted and product.dying() > 1  # it costs fewer registers than what it is made of
+        if any(not product.rounded for product, _ in self._crossing):
             self.ask("a product made before a loop, branch or transfer and added after it")
         if any(product.rounded for product in self._far):
             self.ask("a product with other uses that is added in a later statement")
@@ -132,6 +152,8 @@ class Contraction:
         if q.rank < p.rank and str(e.dtype) not in _HALF:
             self.ask("a*b + c*d whose right product has the older operands")
             return "b"
+        if p.reloaded or q.reloaded:
+            self.ask("a*b + c*d of elements of memory that were just stored")
         return "a"
 
 
@@ -152,6 +174,8 @@ class _Walk:
         self.joins = 0  # loops, branches and transfers that have ended
         self.shared: set[Any] = set()  # fragments of sums: several threads hold the same
         self.pieces = 0  # the same without transfers: pieces of code between branches
+        self.place = 0  # loops and arms that have begun or ended
+        self.fresh: dict[Any, int] = {}  # memory -> the piece of code that stored an element last
         self.written: set[Any] = set()
         self._made: dict[Any, _Version] = {}
         self._numbers: dict[Any, int] = {}
@@ -228,9 +252,9 @@ class _Walk:
         for data in stored:
             heads[data] = self.version(("head", s, data))
             heads[data].looping, heads[data].parents = True, [self.held(data)]
-        counted = self.statements, self.joins, self.pieces
+        counted = self.statements, self.joins, self.pieces, self.place + 1
         for _ in range(1 if trips == 1 else 2):
-            self.statements, self.joins, self.pieces = counted
+            self.statements, self.joins, self.pieces, self.place = counted
             self.state |= heads
             if test is not None:
                 self.other(test)
@@ -249,6 +273,7 @@ class _Walk:
         guarded, self.guarded = self.guarded, self.guarded or bool(self.axes)
         for arm, body in enumerate((s.then_case, s.else_case)):
             self.state, self.scope = dict(before), (*scope, ("arm", s, arm))
+            self.place += not self.axes
             if body is not None:
                 self.statement(body)
             ends.append(self.state)
@@ -275,6 +300,7 @@ class _Walk:
         if s.buffer.scope() not in _REGISTERS:
             self.use(value)
             self._written(s, data, s.buffer.scope())
+            self.fresh[data] = self.pieces
             return
         whole = self._whole(s.buffer, s.indices) and not self.guarded and set(self.axes) <= set(s.indices)
         if isinstance(value, _Product) and whole:
@@ -359,6 +385,7 @@ class _Walk:
             product.rounded = True
         else:
             self._adds(product)
+            self._crosses(product)
         target = _whole_region(call.args[1])
         if target is not None:
             self.shared.add(target.data)
@@ -383,8 +410,11 @@ class _Walk:
         if kind == "BufferLoad":
             for index in e.indices:
                 self.other(index)
+            self.held(e.buffer.data).is_read(self.place)
             return self._loaded(self.held(e.buffer.data), self._whole(e.buffer, e.indices))
         if kind == "Var":
+            if e in self.state:
+                self.state[e].is_read(self.place)
             return self._loaded(self.state[e], True) if e in self.state else None
         if kind in ("Mul", "Div") and "float" in str(e.dtype):
             return self._multiplied(e)
@@ -448,10 +478,16 @@ class _Walk:
         elif len(product.added) > 1:
             self.found.ask("a product that is added on both sides of a transfer")
 
+    def _crosses(self, product: _Product) -> None:
+        """Note a product that is added in another piece of code than the one that makes it."""
+        if product.joins != self.joins:
+            self.crossing.append((product, product.pieces != self.pieces))
+
     def _parted(self) -> None:
         """A branch, or a loop's end."""
         self.joins += 1
         self.pieces += 1
+        self.place += 1
 
     def _addend(self, value: Any, loops: tuple[Any, ...]) -> _Product | None:
         """The product that an addition inside `loops` may take; one made outside of a loop is rounded there."""
@@ -469,13 +505,13 @@ class _Walk:
             return None
         if value is not None:
             self._adds(value)
-            if value.joins != self.joins:
-                self.crossing.append(value)
+            self._crosses(value)
         return value
 
     def _product(self, e: Any) -> _Product:
         """The product of `e`, that of an equal one computed before if there is one."""
         text, versions, home, rank = self._text(e, {})
+        self._carried(e, versions)
         if str(e.dtype) in _HALF:  # inline assembly: the compiler does not know that two are equal
             text += f"|{hash(e)}"
         found = self._products.setdefault(text, [])
@@ -489,11 +525,25 @@ class _Walk:
                 new.rounded = True
                 return new
         new = self._new(found, home, rank)
+        new.operands = [v for x in (e.a, e.b) for v in self._registers(x)] if hasattr(e, "b") else []
+        loads = [x.buffer.data for x in _within(e) if type(x).__name__ == "BufferLoad"]
+        new.reloaded = any(self.fresh.get(data) == self.pieces for data in loads)
         self._meets(e, new, versions)
         return new
 
+    def _registers(self, x: Any) -> list[_Version | None]:
+        """The value that an operand of a product takes a register for: none for what is the same in all threads."""
+        kind = type(x).__name__
+        if kind == "Cast":
+            return self._registers(x.value)
+        if kind == "BufferLoad" and x.buffer.scope() in _REGISTERS:
+            return [self.held(x.buffer.data)]
+        if kind == "Var":
+            return [self.state[x]] if x in self.state else []
+        return [None] if any(type(y).__name__ == "BufferLoad" for y in _within(x)) else []
+
     def _new(self, found: list[_Product], home: tuple[Any, ...], rank: float) -> _Product:
-        product = _Product(self.scope, home, rank, self.statements, self.joins)
+        product = _Product(self, home, rank)
         found.append(product)
         return product
 
@@ -509,6 +559,16 @@ class _Walk:
             for product in self._products.get(text, []):
                 if product is not new:
                     product.rounded = new.rounded = True
+
+    def _carried(self, e: Any, versions: list[_Version]) -> None:
+        """Ask about a product of a pipelined loop that the turn before has made: peeled turns share it.
+
+        Turns are peeled of a loop that threads fill themselves, element by element.
+        """
+        ends = {v: v.parents[1] for v in versions if v.looping and len(v.parents) > 1}
+        if ends and any(_pipelined(loop) and _gathers(loop.body) for loop in self.loops):
+            if self._products.get(self._text(e, ends)[0]):
+                self.found.ask("a product of a pipelined loop that the turn before has made")
 
     def _text(self, e: Any, instead: dict[_Version, _Version]) -> tuple[str, list[_Version], tuple[Any, ...], float]:
         """An expression as text that is equal for equal values, its versions, the loops that it is made in, its rank.
@@ -689,6 +749,24 @@ def _whole_region(region: Any) -> Any:
     sizes = [type(n).__name__ == "IntImm" and int(n) for n in load.buffer.shape]
     extents = [type(n).__name__ == "IntImm" and int(n) for n in region.args[2:]]
     return load.buffer if load.buffer.scope() in _REGISTERS and sizes == extents else None
+
+
+def _pipelined(loop: Any) -> bool:
+    return type(loop).__name__ == "For" and int((loop.annotations or {}).get("num_stages", 0)) > 0
+
+
+def _gathers(s: Any) -> bool:
+    """Whether a statement stores elements of global memory to shared memory one by one."""
+    stores = (x for x in _statements(s) if type(x).__name__ == "BufferStore" and "shared" in x.buffer.scope())
+    loads = (y for x in stores for y in _within(x.value) if type(y).__name__ == "BufferLoad")
+    return any(y.buffer.scope() == "global" for y in loads)
+
+
+def _within(e: Any) -> Iterator[Any]:
+    """An expression and all that it is made of."""
+    yield e
+    for child in _children(e):
+        yield from _within(child)
 
 
 def _children(e: Any) -> list[Any]:
