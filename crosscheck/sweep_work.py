@@ -1,0 +1,79 @@
+"""The combinations of a sweep in parallel processes, through joblib, and how far they are."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from .sweep_axes import Numbered, Sweep
+from .sweep_row import rows
+from .terminal import Progress
+
+__all__ = ["Bar", "rows_of"]
+
+
+def rows_of(sweep: Sweep, todo: Numbered, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """The rows of these combinations, as they are done.
+
+    jobs: processes (default one for each CPU, or worker of a cluster); joblib.parallel_config chooses another backend
+    than its own processes. Without joblib: in this process.
+    """
+    groups = _groups(todo)
+    try:
+        import joblib
+    except ImportError:
+        yield from (row for group in groups for row in rows(sweep, group))
+        return
+    count = -1 if jobs is None else jobs
+    tasks = [joblib.delayed(rows)(sweep, group) for group in groups]
+    if joblib.parallel.get_active_backend()[0].supports_return_generator:
+        done = joblib.Parallel(count, batch_size=1, return_as="generator_unordered")(tasks)
+    else:  # Ray's gives lists
+        done = _by_lists(joblib, count, tasks)
+    for found in done:
+        yield from found
+
+
+def _groups(todo: Numbered) -> list[Numbered]:
+    """The combinations that differ in `stages` alone, together."""
+    found: dict[str, Numbered] = {}
+    for number, each in todo:
+        found.setdefault(repr({name: value for name, value in each.items() if name != "stages"}), []).append(
+            (number, each)
+        )
+    return list(found.values())
+
+
+def _by_lists(joblib: Any, count: int, tasks: list[Any]) -> Iterator[Any]:
+    with joblib.Parallel(count, batch_size=1) as pool:
+        step = 4 * joblib.effective_n_jobs(count)
+        for at in range(0, len(tasks), step):
+            yield from pool(tasks[at : at + step])
+
+
+class Bar(Progress):
+    """A progress bar on stderr, when that is a terminal: what is done, how many are bad, and the time that is left."""
+
+    def __init__(self, of: int, there: int) -> None:
+        super().__init__(of)
+        self.done = self.there = there
+
+    def _draw(self) -> None:
+        if not self.shown:
+            return
+        columns, tail = shutil.get_terminal_size().columns, f" {self.done} of {self.steps}, {self.text}{self._left()}"
+        width = max(min(40, columns - len(tail) - 3), 0)
+        full = width * self.done // max(self.steps, 1)
+        sys.stderr.write("\r\x1b[K" + f"[{'#' * full}{'.' * (width - full)}]{tail}"[: columns - 1])
+        sys.stderr.flush()
+
+    def _left(self) -> str:
+        """The time that the rest takes at the pace so far."""
+        new = self.done - self.there
+        if not new:
+            return ""
+        seconds = (self.steps - self.done) * (time.monotonic() - self.started) / new
+        return f", {seconds // 60:.0f}:{seconds % 60:02.0f} left"
