@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 
 import sim
 
-from . import capture, compare, diverge, explain, prove, run, seed, support, sweep
+from . import capture, compare, diverge, explain, minimise, prove, run, search, seed, support, sweep
 from .flags import UsageError
 from .result import SAME, UNDETERMINED, USAGE, Result
 from .terminal import Style
@@ -24,7 +24,7 @@ from .text import list_of
 
 __all__ = ["main", "parser"]
 
-VERBS = (seed, run, explain, diverge, sweep, prove, support, compare, capture)
+VERBS = (seed, run, explain, diverge, sweep, prove, search, minimise, support, compare, capture)
 CODES = "exit codes: 0 the same, 1 differs, 2 usage or input, 3 undetermined"
 
 

@@ -20,7 +20,7 @@ from sim.formats import DType, Integer, dtype_named
 from .flags import UsageError
 from .text import list_of
 
-__all__ = ["Kernel", "Parameter", "Target", "load", "target"]
+__all__ = ["Kernel", "Parameter", "Target", "arguments_of", "load", "target"]
 
 FAST_MATH = "tl.enable_fast_math"
 # Flags of nvcc that say the same as FAST_MATH, and those that change arithmetic in ways that nothing here models.
@@ -122,7 +122,7 @@ def load(found: Target, arguments: str, sizes: dict[str, int], pass_configs: dic
 
     sizes: of an eager kernel's T.const, by name; they are removed from it. Raises UsageError.
     """
-    args, kwargs = _literals(arguments)
+    args, kwargs = arguments_of(arguments)
     with _quiet():
         _need_tilelang()
         module = _module(found)
@@ -192,7 +192,7 @@ def _need_tilelang() -> None:
         raise UsageError(f"KERNEL needs TileLang {TILELANG}, and {tilelang.__version__} is installed")
 
 
-def _literals(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_of(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional arguments and those by name."""
     try:
         call = ast.parse(f"f({text}\n)", mode="eval").body

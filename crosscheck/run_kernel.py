@@ -23,7 +23,17 @@ from .simulate import find_gpu
 from .terminal import Progress, Style
 from .text import count, list_of
 
-__all__ = ["FLAGS", "add_flags", "as_json", "block_numbers", "check_flags", "refusal", "run", "simulated"]
+__all__ = [
+    "FLAGS",
+    "add_flags",
+    "as_json",
+    "block_numbers",
+    "check_flags",
+    "on_gpu_words",
+    "refusal",
+    "run",
+    "simulated",
+]
 
 FLAGS = ("args", "size", "pass_config", "blocks", "timeout", "capture", "against")
 SHARED = ("arch", "inputs", "seed", "fast_math")  # the schedule's flags that a kernel has, too
@@ -61,7 +71,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
         failure = ""
         if device:
             progress.step(f"compiling and running on the {device.name}")
-            words, reason, failure = _on_gpu(job, args.timeout or 120)
+            words, reason, failure = on_gpu_words(job, args.timeout or 120)
     compared = [against_capture(outcome, args.against, capture)] if capture is not None else []
     compared += [compare(outcome, device.name, words)] if device and words is not None else []
     outcome = replace(outcome, compared=compared, device=device, reason=reason, failure=failure)
@@ -118,7 +128,7 @@ def refusal(job: Job, error: Exception) -> UsageError:
     return UsageError(f"KERNEL {job.kernel.target}: a fault of the simulator, which does not run it ({said})")
 
 
-def _on_gpu(job: Job, timeout: int) -> tuple[list[np.ndarray] | None, str, str]:
+def on_gpu_words(job: Job, timeout: int) -> tuple[list[np.ndarray] | None, str, str]:
     """The GPU's words; or None, why the kernel did not run, and how it failed if it did."""
     import gpu
 
