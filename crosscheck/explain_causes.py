@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.formats import DType, Format, Integer, dtype_named, values
 from sim.trace import Cause, Place, Trace
-from sim.trace_steps import Step
+from sim.trace_steps import Step, launches
 
 from .explain_flash import Change, Flash
 from .result import DIFFERS, SAME, UNDETERMINED
@@ -68,6 +68,11 @@ class Subject:
     run: Run
     alone: Callable[[Callable[..., Any], int], Any]
     flash: Flash | None = None
+
+    @cached_property
+    def launches(self) -> int:
+        """How many launches it has."""
+        return 1 if self.flash is not None else launches(self.run)
 
     def rows(self, mask: np.ndarray) -> np.ndarray:
         """A flag for each row of an output: query rows, else its leading axes as one."""

@@ -277,7 +277,7 @@ def _step(step: Step, page: Page) -> None:
         if lines and len(lines[-1]) + 3 + len(text) <= room:
             lines[-1] += "   " + text
         else:
-            lines.append(text)
+            lines += textwrap.wrap(text, max(room, 20))
     for n, line in enumerate(lines):
         text = (head if not n else " " * len(head)) + " " + line
         page.lines.append(page.style.paint(text, "red") if step.bad else text)

@@ -97,10 +97,10 @@ def before(subject: Subject, cause: Cause) -> list[Step]:
     """What the buffers that a cause's statement names held before it, in the row of the cause's first element."""
     if cause.block is None or not cause.extents or not cause.function:
         return []
-    block, names = cause.block, _read(cause.place.text)
-    maker = Maker(block, 1, 1, tuple(cause.elements[0].tolist()), cause.extents)
+    names = _read(cause.place.text)
+    maker = Maker(cause.block, 0, subject.launches, tuple(cause.elements[0].tolist()), cause.extents)
     held: dict[str, Step] = {}
-    for step in steps(lambda m: subject.alone(m, block), maker):
+    for step in _steps(subject, maker):
         if step.place == cause.place:
             return [held[name] for name in names if name in held and not held[name].loaded]
         held[step.place.buffer] = step
@@ -124,7 +124,11 @@ def timeline(subject: Subject, trace: Trace, element: Element) -> Timeline | Non
         maker = made(subject.run, output, index, trace.outputs[output][0].shape)
     if maker is None:
         return None
-    block = maker.block
-    once = maker.launches == 1  # else a later launch reads what other thread blocks stored
-    found = steps((lambda m: subject.alone(m, block)) if once else subject.run, maker)
-    return Timeline(subject, output, index, maker, found)
+    return Timeline(subject, output, index, maker, _steps(subject, maker))
+
+
+def _steps(subject: Subject, maker: Maker) -> list[Step]:
+    """The stores of a thread block; a second launch reads what other thread blocks of the first one stored."""
+    if maker.launches > 1:
+        return steps(subject.run, maker)
+    return steps(lambda machine: subject.alone(machine, maker.block), maker)

@@ -6,7 +6,6 @@ with the values of the element's row. `run(machine)` simulates a kernel with tha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from .arch import Arch
 from .formats import DType, Integer, values
 from .tracer import Listener, Place
 
-__all__ = ["Maker", "Shown", "Step", "made", "steps"]
+__all__ = ["Maker", "Shown", "Step", "launches", "made", "steps"]
 
 Run = Callable[[Callable[..., Any]], Any]
 
@@ -26,7 +25,7 @@ Run = Callable[[Callable[..., Any]], Any]
 class Maker:
     """What made an element of an output.
 
-    block: the thread block's number; launch: which of its `launches` launches
+    block: the thread block's number; launch: in which of the kernel's `launches`, from 1 (0: any)
     element, extents: the element of the tile (or loop) that was stored, and the tile's extents
     """
 
@@ -76,18 +75,18 @@ class Step:
 
 
 class _Counting(Listener):
-    """Counts the launches of each thread block."""
+    """Counts launches: in each the thread blocks run in the order of their numbers."""
 
     def __init__(self, arch: Arch, fast_math: bool):
         super().__init__(arch, fast_math)
-        self.launches: Counter[int] = Counter()
+        self.launch = 0
         self._last: Any = None
 
     def wrote(self, operator: str, buffer: str, iteration: int | None, x: np.ndarray, fmt: DType) -> None:
         super().wrote(operator, buffer, iteration, x, fmt)
         if self._block is not self._last:
-            self._last = self._block
-            self.launches.update(self._block.numbers.tolist())
+            again = self._last is None or self._block.numbers[0] <= self._last.numbers[-1]
+            self.launch, self._last = self.launch + again, self._block
 
 
 class _Finder(_Counting):
@@ -104,7 +103,7 @@ class _Finder(_Counting):
         elif here.size and kept is not None:
             lane, *element = np.unravel_index(np.flatnonzero(kept)[here[-1]], kept.shape)
             block = int(self._block.running()[lane])
-            self.found = block, self.launches[block], tuple(int(i) for i in element), kept.shape[1:]
+            self.found = block, self.launch, tuple(int(i) for i in element), kept.shape[1:]
 
 
 class _Recorder(_Counting):
@@ -126,7 +125,7 @@ class _Recorder(_Counting):
         loaded, self._loaded = self._loaded and operator == "copy", False
         running = self._block.running()
         lane = np.flatnonzero(running == self.maker.block)
-        if lane.size and self.launches[self.maker.block] == self.maker.launch:
+        if lane.size and self.maker.launch in (0, self.launch):
             x = x[lane[0]] if x.ndim and x.shape[0] == len(running) > 1 else x[0] if x.shape[:1] == (1,) else x
             row = None if loaded else _row(x, self.maker)
             shown = _span(x, fmt) if row is None else _of_row(row, x.shape, self.maker, fmt)
@@ -146,7 +145,19 @@ def made(run: Run, output: str, index: tuple[int, ...], shape: tuple[int, ...]) 
     if machines[-1].found is None:
         return None
     block, launch, element, extents = machines[-1].found
-    return Maker(block, launch, machines[-1].launches[block], element, extents)
+    return Maker(block, launch, machines[-1].launch, element, extents)
+
+
+def launches(run: Run) -> int:
+    """How many launches a kernel has."""
+    machines: list[_Counting] = []
+
+    def counting(*arguments: Any) -> _Counting:
+        machines.append(_Counting(*arguments))
+        return machines[-1]
+
+    run(counting)
+    return machines[-1].launch
 
 
 def steps(run: Run, maker: Maker) -> list[Step]:

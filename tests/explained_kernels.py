@@ -22,16 +22,19 @@ def two_launches(
     Sum: T.Tensor((4,), "float32"),
     Y: T.Tensor((4, 32), "float32"),
 ):
-    """The second launch divides by what the first one summed: a row of zeros gives NaN."""
-    with T.Kernel(4, threads=32) as bx:
-        x = T.alloc_fragment((1, 32), "float32")
-        total = T.alloc_fragment((1,), "float32")
-        T.copy(X[bx, 0], x)
-        T.reduce_sum(x, total, dim=1)
-        T.copy(total, Sum[bx])
+    """The second launch, of more thread blocks, divides by what the first one summed: a row of zeros gives NaN."""
     with T.Kernel(2, threads=32) as bx:
-        y = T.alloc_fragment((2, 32), "float32")
-        T.copy(X[bx * 2, 0], y)
-        for i, j in T.Parallel(2, 32):
-            y[i, j] = y[i, j] / Sum[bx * 2 + i]
-        T.copy(y, Y[bx * 2, 0])
+        x = T.alloc_fragment((2, 32), "float32")
+        total = T.alloc_fragment((2,), "float32")
+        T.copy(X[bx * 2, 0], x)
+        T.reduce_sum(x, total, dim=1)
+        T.copy(total, Sum[bx * 2])
+    with T.Kernel(4, threads=32) as bx:
+        y = T.alloc_fragment((1, 32), "float32")
+        total = T.alloc_fragment((1,), "float32")
+        T.copy(X[bx, 0], y)
+        for i in T.Parallel(1):
+            total[i] = Sum[bx + i]
+        for i, j in T.Parallel(1, 32):
+            y[i, j] = y[i, j] / total[i]
+        T.copy(y, Y[bx, 0])

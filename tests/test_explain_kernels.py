@@ -53,10 +53,11 @@ def test_a_timeline_of_a_second_launch_has_what_all_thread_blocks_of_the_first_s
     data = told(capsys, "explain", f"{KERNELS}:two_launches", "--inputs", f"X=@{tmp_path / 'x.npy'}", "--at", "3,5")
     assert [c["rows"] for c in data["causes"]] == [[[2, 2]]] and data["causes"][0]["kind"] == "zero_over_zero"
     steps = data["timeline"]["steps"]
-    assert data["timeline"]["block"] == 1 and [s["buffer"] for s in steps] == ["y", "y", "Y"]
-    assert steps[-1]["values"][0]["value"] == 1 / 32  # a row beside the bad one
+    assert data["timeline"]["block"] == 3 and [s["buffer"] for s in steps] == ["y", "total", "y", "Y"]
+    assert [s["values"][0]["value"] for s in steps] == [1, 32, 1 / 32, 1 / 32]  # a row beside the bad one
     text = said(capsys, "explain", f"{KERNELS}:two_launches", "--inputs", f"X=@{tmp_path / 'x.npy'}")
     assert "How Y[2, 0] was made" in text and "of launch 2 of 2" in text
+    assert "before   total = 0 0x00000000" in text
 
 
 def test_words_that_cannot_be_known_give_3_and_the_place_that_decides(capsys: pytest.CaptureFixture[str]) -> None:
