@@ -12,7 +12,9 @@ from .sweep_axes import Numbered, Sweep
 from .sweep_row import rows
 from .terminal import Progress
 
-__all__ = ["Bar", "rows_of"]
+__all__ = ["Bar", "groups_of", "rows_of"]
+
+IDLE = 20  # seconds after which a process without work ends, also when the sweep was killed
 
 
 def rows_of(sweep: Sweep, todo: Numbered, jobs: int | None) -> Iterator[dict[str, Any]]:
@@ -21,23 +23,28 @@ def rows_of(sweep: Sweep, todo: Numbered, jobs: int | None) -> Iterator[dict[str
     jobs: processes (default one for each CPU, or worker of a cluster); joblib.parallel_config chooses another backend
     than its own processes. Without joblib: in this process.
     """
-    groups = _groups(todo)
+    groups = groups_of(todo)
     try:
         import joblib
     except ImportError:
         yield from (row for group in groups for row in rows(sweep, group))
         return
-    count = -1 if jobs is None else jobs
     tasks = [joblib.delayed(rows)(sweep, group) for group in groups]
-    if joblib.parallel.get_active_backend()[0].supports_return_generator:
-        done = joblib.Parallel(count, batch_size=1, return_as="generator_unordered")(tasks)
-    else:  # Ray's gives lists
-        done = _by_lists(joblib, count, tasks)
+    backend, settings = (
+        joblib.parallel.get_active_backend()[0],
+        {"n_jobs": -1 if jobs is None else jobs, "batch_size": 1},
+    )
+    if isinstance(backend, joblib.parallel.LokyBackend):
+        settings["idle_worker_timeout"] = IDLE
+    if backend.supports_return_generator:
+        done = joblib.Parallel(**settings, return_as="generator_unordered")(tasks)
+    else:  # Ray gives lists
+        done = _by_lists(joblib, settings, tasks)
     for found in done:
         yield from found
 
 
-def _groups(todo: Numbered) -> list[Numbered]:
+def groups_of(todo: Numbered) -> list[Numbered]:
     """The combinations that differ in `stages` alone, together."""
     found: dict[str, Numbered] = {}
     for number, each in todo:
@@ -47,9 +54,9 @@ def _groups(todo: Numbered) -> list[Numbered]:
     return list(found.values())
 
 
-def _by_lists(joblib: Any, count: int, tasks: list[Any]) -> Iterator[Any]:
-    with joblib.Parallel(count, batch_size=1) as pool:
-        step = 4 * joblib.effective_n_jobs(count)
+def _by_lists(joblib: Any, settings: dict[str, Any], tasks: list[Any]) -> Iterator[Any]:
+    with joblib.Parallel(**settings) as pool:
+        step = 4 * joblib.effective_n_jobs(settings["n_jobs"])
         for at in range(0, len(tasks), step):
             yield from pool(tasks[at : at + step])
 
