@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import sim
 from crosscheck import sweep_work
 from crosscheck.cli import main, parser
 from crosscheck.sweep_axes import Sweep, make_sweep
+from crosscheck.sweep_map import letter
 from crosscheck.sweep_row import rows
 
 ROOT = Path(__file__).parent.parent
@@ -265,15 +267,14 @@ def test_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "&lt;b&gt;" in page.read_text() and "<b>" not in page.read_text()
 
 
-def test_small_letters_and_folded_axes(capsys: pytest.CaptureFixture[str]) -> None:
-    """A cell holds every seed; NaN is there at two of the causal mask's or none, and --map chooses other axes."""
-    words = [*TINY, "--variant", "block_max", "--mask", "full,causal"]
-    _, text, _ = swept(capsys, *words, "--map", "mask,block_M")
+def test_the_axes_and_letters_of_a_map(capsys: pytest.CaptureFixture[str]) -> None:
+    """--map chooses the axes; a cell is the worst of its combinations, small when only some of them are so."""
+    _, text, _ = swept(capsys, *TINY, "--variant", "block_max", "--mask", "full,causal", "--map", "mask,block_M")
     assert "mask down, block_M across" in text and "causal  .  N" in text and "  block_N 16 " in text
-    _, text, _ = swept(
-        capsys, *TINY, "--inputs", "const:3", "--threads", "32,16", "--block-M", "16", "--variant", "all"
-    )
-    assert "a cell is the worst of all threads" in text
+    _, text, _ = swept(capsys, *TINY, "--seed", "0,1")
+    assert "a cell is the worst of all seed;" in text
+    cells = [Counter(nan=2, refused=1), Counter(nan=1, clean=9), Counter(clean=1, refused=1), Counter(refused=1)]
+    assert [letter(cell) for cell in cells] == ["N", "n", ".", "-"] and letter(Counter()) == " "
 
 
 MISTAKES = [
