@@ -239,6 +239,7 @@ class Intervals(Listener):
         result = np.zeros(np.shape(words), ENCLOSURE)
         result["lo"], result["hi"] = -bound, bound
         result["src"] = -1 - list(self.bounds.tensors).index(tensor.name)
+        result["var"] = self._number(result.shape)
         return result
 
     def stored(self, tensor: Any, at: np.ndarray, x: np.ndarray, kept: np.ndarray | None = None) -> None:
@@ -322,8 +323,8 @@ class Intervals(Listener):
         lo, hi = np.where(empty | only, np.inf, lo), np.where(empty | only, -np.inf, hi)
         return self._made(function, fmt, lo, hi, nan, guard, operands, self._ftz(fmt))
 
-    def _product(self, x: Any, y: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Exact bounds of a product, in float64."""
+    def _product(self, x: Any, y: Any, same: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Exact bounds of a product, in float64; same: where it is a square."""
         with np.errstate(invalid="ignore", over="ignore"):
             four = np.stack([x[i] * y[j] for i in (0, 1) for j in (0, 1)])
         four = np.where(np.isnan(four), 0.0, four)
@@ -331,12 +332,14 @@ class Intervals(Listener):
         infinite = [np.isinf(v[0]) | np.isinf(v[1]) for v in (x, y)]
         nan = x[2] | y[2] | zero[0] & infinite[1] | zero[1] & infinite[0]
         empty = (x[0] > x[1]) | (y[0] > y[1])
-        lo, hi = outward(four.min(axis=0), four.max(axis=0))
+        lo, hi = four.min(axis=0), four.max(axis=0)
+        lo = np.where(same[..., None], np.where(zero[0], 0.0, np.minimum(four[0], four[3])), lo)
+        lo, hi = outward(lo, hi)
         return np.where(empty, np.inf, lo), np.where(empty, -np.inf, hi), nan & ~empty | x[2] | y[2]
 
     def mul(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         guard, (x, y) = self._operands(fmt, a, b)
-        result = self._made("mul", fmt, *self._product(x, y), guard, [a, b], self._ftz(fmt))
+        result = self._made("mul", fmt, *self._product(x, y, _same(a, b)), guard, [a, b], self._ftz(fmt))
         a, b = np.broadcast_arrays(a, b)
         for value, other in ((a, b), (b, a)):
             number, constant = _constant(other)
@@ -380,7 +383,7 @@ class Intervals(Listener):
     def _fused(self, function: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, product: float, addend: float,
                fmt: Format) -> np.ndarray:  # fmt: skip
         guard, (x, y, z) = self._operands(fmt, a, b, c)
-        p = self._product(x, y)
+        p = self._product(x, y, _same(a, b))
         p = p if product > 0 else (-p[1], -p[0], p[2])
         z = z if addend > 0 else (-z[1], -z[0], z[2])
         result = self._sum(function, p, z, fmt, guard, [a, b, c])
@@ -744,6 +747,11 @@ def _worst(x: np.ndarray) -> np.ndarray:
 
 
 _rows = _worst
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two values are one and the same."""
+    return np.asarray((a["var"] == b["var"]) & (a["var"] != 0))
 
 
 def _constant(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -1,0 +1,260 @@
+"""The verb `prove`: can any input within bounds make an output NaN or infinite?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import sim
+from sim.formats import Format
+from sim.prove import Bounds, Proof, prove
+from sim.rounding import greatest
+from sim.search import Counterexample, Tensor, search_kernel, search_schedule
+from sim.tracer import Place
+
+from .bounds import bound_flags, flash_bounds, job_bounds
+from .flags import Request, UsageError, given, kernel_flags, report_flags, request, schedule_flags
+from .inputs import DTYPES
+from .job import Job, make_job
+from .result import DIFFERS, SAME, UNDETERMINED, Result
+from .run_kernel import check_flags, refusal
+from .simulate import find_gpu, on_gpu
+from .terminal import Progress, Style
+
+__all__ = ["Question", "add", "question", "run"]
+
+NAME = "prove"
+CODES = "exit codes: 0 proved (or bracketed), 1 refuted, 2 usage or input, 3 open"
+
+
+def add(verbs: Any) -> None:
+    """Add the verb to the command line."""
+    text = "decide for all inputs within bounds that no NaN or infinity can reach the output"
+    parents = [schedule_flags(kernels=True), kernel_flags(), bound_flags(), report_flags()]
+    parser = verbs.add_parser(NAME, help=text, description=text, epilog=CODES, parents=parents)
+    parser.add_argument("kernel", nargs="?", metavar="FILE.py:FUNCTION", help="(default the flash loop)")
+    what = "the greatest |score| that is proved and the least that is broken (flash loop)"
+    parser.add_argument("--bracket", action="store_true", help=what)
+    parser.set_defaults(run=run, out=None, capture=None, blocks=None)
+
+
+@dataclass
+class Question:
+    """A kernel and the bounds of its inputs.
+
+    simulate: machine -> what the kernel gives; search: names of buffers to aim at -> a counterexample, None if none was
+    found; about: what it is, as JSON types; title: in words
+    """
+
+    title: str
+    about: dict[str, Any]
+    bounds: Bounds
+    simulate: Callable[[Callable[..., Any]], Any]
+    search: Callable[[list[str]], Counterexample | None]
+    asked: Request | None = None
+
+
+def run(args: argparse.Namespace, style: Style) -> Result:
+    """Prove, or find an input that refutes; exit code 0 proved, 1 refuted, 3 open."""
+    if args.bracket:
+        return _bracketed(args, style)
+    with Progress(2) as progress:
+        progress.step("running the kernel on intervals")
+        asked = question(args)
+        proof = prove(asked.simulate, asked.bounds)
+        found = None
+        if not proof.proved:
+            progress.step("looking for an input that refutes it")
+            found = asked.search([place.buffer for _, place in proof.stuck])
+    confirmed = _confirmed(args, asked, found) if found is not None and asked.asked is not None else ""
+    return _report(asked, proof, found, confirmed, style)
+
+
+def question(args: argparse.Namespace) -> Question:
+    """What the flags ask. Raises UsageError."""
+    if args.kernel is not None:
+        check_flags(args)
+        return _of_job(args, make_job(args))
+    for name in ("args", "size", "pass_config"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} is of a kernel: give FILE.py:FUNCTION too")
+    if args.inputs is not None:
+        raise UsageError(
+            "--inputs are of one run: a proof is of all inputs within --score-bound, --qk-bound, --v-bound"
+        )
+    args.inputs = "const:0"
+    return of_flash(args, flash_bounds(args))
+
+
+def of_flash(args: argparse.Namespace, bounds: Bounds) -> Question:
+    """The flash loop; all batches and heads are one and the same."""
+    for name in ("batch", "heads", "heads_kv"):
+        setattr(args, name, None)
+    asked = request(args)
+
+    def simulate(machine: Callable[..., Any]) -> Any:
+        return sim.flash_attention(*asked.arrays(), asked.schedule, arch=asked.arch, machine=machine)
+
+    def search(hints: list[str]) -> Counterexample | None:
+        return search_schedule(
+            asked.schedule, asked.q.shape[1], asked.q.shape[3], score_bound=bounds.score,
+            qk_bound=bounds.tensors["K"], v_bound=bounds.tensors["V"], dtype=asked.format.name, arch=asked.arch,
+            seq_kv=asked.k.shape[1], hints=hints, tries=8,
+        )  # fmt: skip
+
+    s = asked.schedule
+    mask, math = "causal" if s.causal else "full", "fast math" if s.fast_math else "precise math"
+    title = f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mask}, {math}, {asked.q.shape[1]} queries, "
+    title += f"{asked.k.shape[1]} keys of {asked.q.shape[3]} {asked.format.name}, {asked.arch}"
+    return Question(title, asked.describe(), bounds, simulate, search, asked)
+
+
+def _of_job(args: argparse.Namespace, job: Job) -> Question:
+    bounds, configs = job_bounds(args, job), job.kernel.pass_configs
+
+    def simulated(arrays: dict[str, Any], machine: Callable[..., Any]) -> Any:
+        own = [arrays.get(x.parameter.name, x.array()) for x in job.inputs]
+        own = [(x[0].copy(), x[1]) if isinstance(x, tuple) else x for x in own]
+        try:
+            return sim.simulate(job.prim_func(), *own, arch=job.arch, pass_configs=configs, machine=machine)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise refusal(job, error) from error
+
+    def search(hints: list[str]) -> Counterexample | None:
+        tensors = {
+            x.parameter.name: Tensor(x.words.shape, x.parameter.dtype, bounds.tensors[x.parameter.name])
+            for x in job.inputs
+            if isinstance(x.parameter.dtype, Format)
+        }
+        found = search_kernel(lambda arrays: lambda machine: simulated(arrays, machine), tensors, hints=hints)
+        return found if bounds.score is None else None  # whose scores may be outside of their bound
+
+    title = f"{job.kernel.target.function} of {job.kernel.target.file}, {job.arch}"
+    return Question(title, {"kernel": str(job.kernel.target)}, bounds, lambda m: simulated({}, m), search)
+
+
+def _confirmed(args: argparse.Namespace, asked: Question, found: Counterexample) -> str:
+    """Run a counterexample on the GPU where there is one: what it gave."""
+    assert asked.asked is not None
+    device, why = find_gpu(args.gpu, asked.asked.arch)
+    if device is None:
+        return why
+    ((words, fmt),) = on_gpu([(found.q, found.k, found.v, asked.asked.schedule)])
+    bad = int((fmt.is_nan(words) | fmt.is_inf(words)).sum())
+    return f"{device.name}: {bad} of {words.size} outputs are NaN or infinite" + ("" if bad else ", IT DISAGREES")
+
+
+def _within(bounds: Bounds) -> str:
+    parts = [] if bounds.score is None else [f"|{'.'.join(bounds.scored[:2]).lower()}| <= {bounds.score:.9g}"]
+    return " and ".join(parts + [f"|{name}| <= {bound:.9g}" for name, bound in bounds.tensors.items()])
+
+
+def _stuck(stuck: list[tuple[str, Place]]) -> Iterator[str]:
+    for function, place in stuck[:3]:
+        turn = f", turn {place.iteration[-1]}" if place.iteration else ""
+        yield f"could not bound {function} into {place.buffer} ({place.file}:{place.line}{turn})"
+
+
+def _report(asked: Question, proof: Proof, found: Counterexample | None, confirmed: str, style: Style) -> Result:
+    within, lines = _within(asked.bounds), [asked.title]
+    data: dict[str, Any] = {"verb": NAME} | asked.about | {"bounds": dict(asked.bounds.tensors)}
+    data |= {"score_bound": asked.bounds.score, "stuck": [_json(*each) for each in proof.stuck], "reason": proof.reason}
+    if proof.proved:
+        code, verdict = SAME, "proved"
+        lines.append(style.paint("PROVED", "good") + f": no input with {within} makes an output NaN or infinite")
+    elif found is not None:
+        code, verdict, cause = DIFFERS, "refuted", found.trace.causes[0]
+        lines.append(style.paint("REFUTED", "bad") + f": {found.what}, with {within}")
+        place = cause.place
+        where = f"{place.operator} into {place.buffer} ({place.file}:{place.line})" if place.buffer else "the inputs"
+        lines.append(f"first cause  {cause.kind} in {where}, {cause.count} elements; crosscheck explain says more")
+        data["counterexample"] = {"what": found.what, "kind": cause.kind, "buffer": place.buffer, "gpu": confirmed}
+    else:
+        code, verdict = UNDETERMINED, "open"
+        lines.append(f"OPEN: not proved, and no input was found that refutes it, with {within}")
+    if proof.certain and not proof.proved:
+        count = sum(int(mask.sum()) for mask in proof.certain.values())
+        lines.append(f"masks        {count} outputs are bad for every input: masks alone decide it")
+    if not proof.proved:
+        lines += [f"proof        {line}" for line in _stuck(proof.stuck)]
+        lines += [f"proof        it ends at {proof.reason}"] if proof.reason else []
+    lines += [f"GPU          {confirmed}"] if confirmed else []
+    return Result(code, "\n".join(lines), data | {"verdict": verdict})
+
+
+def _json(function: str, place: Place) -> dict[str, Any]:
+    own = {"operator": place.operator, "buffer": place.buffer, "file": place.file, "line": place.line}
+    return {"function": function} | own | {"iteration": list(place.iteration)}
+
+
+def _bracketed(args: argparse.Namespace, style: Style) -> Result:
+    """The greatest bound on |score| that is proved and the least that is broken, by bisection over float32 words."""
+    if args.kernel is not None:
+        raise UsageError("--bracket is of the flash loop's schedules, not of FILE.py:FUNCTION")
+    if args.score_bound is not None:
+        raise UsageError("--bracket looks for the --score-bound: leave that one out")
+    base = flash_bounds(args)
+    qk = base.tensors["K"]
+    most = float(np.float32(min(qk * qk * given(args, "dim"), greatest(DTYPES["bfloat16"]))))
+    asked = question(args)
+
+    def at(score: float) -> Question:
+        args.inputs = "const:0"
+        return of_flash(args, Bounds(base.tensors, score))
+
+    def proved(score: float) -> bool:
+        own = at(score)
+        return prove(own.simulate, own.bounds).proved
+
+    with Progress(64) as progress:
+
+        def safe(score: float) -> bool:
+            progress.step(f"proving |score| <= {score:.9g}")
+            return proved(score)
+
+        def unbroken(score: float) -> bool:
+            progress.step(f"searching |score| <= {score:.9g}")
+            return at(score).search(["logsum"]) is None
+
+        low, high = _last(safe, most), _last(unbroken, most)
+    broken = None if high is not None and high >= most else _next(high)
+    data = (
+        {"verb": NAME}
+        | asked.about
+        | {"bracket": "score", "proved": low, "broken": broken, "bounds": dict(base.tensors)}
+    )
+    values = f"|V| <= {base.tensors['V']:.9g}"
+    scale = asked.asked.q.shape[3] ** -0.5 * 1.44269504 if asked.asked is not None else 1
+    said = [asked.title, f"bounds on |q.k| before the scale, with {values} and |Q|, |K| <= {qk:.9g}"]
+    for name, x in (("proved up to", low), ("broken from", broken)):
+        said.append(
+            f"{name:<13}" + ("nowhere" if x is None else f"{x:.9g}   (times scale and log2(e): {x * scale:.6g})")
+        )
+    if low is not None and broken is not None:
+        said.append(f"proved is {low / broken:.4f} of broken")
+    return Result(SAME, "\n".join(said), data)
+
+
+def _last(holds: Callable[[float], bool], most: float) -> float | None:
+    """The last float32 from 0 to `most` for which `holds`, which does below it; None where it does not hold at 0."""
+    low, high = 0, int(np.float32(most).view(np.uint32))
+    if holds(most):
+        return most
+    if not holds(0.0):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(_number(middle)) else (low, middle)
+    return _number(low)
+
+
+def _number(word: int) -> float:
+    return float(np.uint32(word).view(np.float32))
+
+
+def _next(x: float | None) -> float:
+    return 0.0 if x is None else float(np.nextafter(np.float32(x), np.float32(np.inf)))
