@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 import sim
+from sim.arch import arch as find_arch
+from sim.candidates import Flash, flash_candidates
 from sim.formats import Format
 from sim.prove import Bounds, Proof, prove
 from sim.rounding import greatest
@@ -236,7 +238,28 @@ def _bracketed(args: argparse.Namespace, style: Style) -> Result:
         )
     if low is not None and broken is not None:
         said.append(f"proved is {low / broken:.4f} of broken")
+        on_device = _both_sides(args, at(low), at(broken))
+        said += [f"GPU          {on_device}"] if on_device else []
+        data["gpu"] = on_device
     return Result(SAME, "\n".join(said), data)
+
+
+def _both_sides(args: argparse.Namespace, safe: Question, unsafe: Question) -> str:
+    """Run the input that breaks, and all directed inputs at the proved bound, on the GPU where there is one."""
+    assert safe.asked is not None
+    device, why = find_gpu(args.gpu, safe.asked.arch)
+    if device is None:
+        return why
+    found, own = unsafe.search(["logsum"]), safe.asked
+    assert found is not None and safe.bounds.score is not None
+    limits = safe.bounds.tensors
+    flash = Flash(own.schedule, find_arch(own.arch), own.format, own.q.shape[1], own.k.shape[1], own.q.shape[3],
+                  safe.bounds.score, limits["K"], limits["V"])  # fmt: skip
+    inputs = [each.arrays for each in flash_candidates(flash)]
+    results = on_gpu([(x["q"], x["k"], x["v"], own.schedule) for x in [found.arrays, *inputs]])
+    bad = [int((fmt.is_nan(words) | fmt.is_inf(words)).sum()) for words, fmt in results]
+    said = f"{device.name}: {bad[0]} bad outputs at the broken bound"
+    return f"{said}; {sum(bad[1:])} of {len(inputs)} inputs at the proved one"
 
 
 def _last(holds: Callable[[float], bool], most: float) -> float | None:

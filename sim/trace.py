@@ -133,6 +133,8 @@ def told(result: Any, machine: Watcher | Tracer) -> Trace:
             causes.append(_cause(event, reached[number]))
         elif event.dropped or event.carried:
             swallowed.append(_cause(event, {}, event.dropped or (event.carried[-1][0], "")))
+    for found in (causes, swallowed):
+        found.sort(key=lambda cause: (cause.call, -1 if cause.block is None else cause.block))
     return Trace(result, outputs, causes, swallowed, [_cause(e, {}) for e in machine.damage])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 from pathlib import Path
@@ -275,6 +277,15 @@ def test_the_axes_and_letters_of_a_map(capsys: pytest.CaptureFixture[str]) -> No
     assert "a cell is the worst of all seed;" in text
     cells = [Counter(nan=2, refused=1), Counter(nan=1, clean=9), Counter(clean=1, refused=1), Counter(refused=1)]
     assert [letter(cell) for cell in cells] == ["N", "n", ".", "-"] and letter(Counter()) == " "
+
+
+def test_the_readme_says_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its table of the tuner's configurations, by the very command that it names."""
+    _, _, after = (ROOT / "README.md").read_text().partition("    $ python -m crosscheck sweep ")
+    line, _, rest = after.partition("\n")
+    block = rest[: re.search(r"^\S", rest, re.MULTILINE).start()]  # type: ignore[union-attr]
+    code, text, _ = swept(capsys, *line.split())
+    assert code == 1 and text.rstrip() == textwrap.dedent(block).rstrip()
 
 
 MISTAKES = [
