@@ -120,14 +120,14 @@ def campaign(seed: int, heads: int = 64) -> tuple[int, int]:
 
 
 def main() -> None:
-    """python tests/enclosing.py COUNT: the campaign until COUNT inputs were run."""
-    done = broken = seed = 0
-    while done < int(sys.argv[1]):
+    """python tests/enclosing.py FIRST LAST: the campaigns of these seeds."""
+    done = broken = 0
+    for seed in range(int(sys.argv[1]), int(sys.argv[2])):
         count, bad = campaign(seed)
         if bad:
-            print(f"seed {seed}: {bad} of {count} inputs within a proved bound are bad")
-        done, broken, seed = done + count, broken + bad, seed + 1
-    print(f"{done} inputs of {seed} schedules within proved bounds, {broken} bad")
+            print(f"seed {seed}: {bad} of {count} inputs within a proved bound are bad", flush=True)
+        done, broken = done + count, broken + bad
+    print(f"{done} inputs of seeds {sys.argv[1]} to {sys.argv[2]} within proved bounds, {broken} bad")
 
 
 if __name__ == "__main__":
