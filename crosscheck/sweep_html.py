@@ -66,7 +66,9 @@ def _key(verdict: str) -> str:
 
 def _map(each: Map) -> str:
     heads = "".join(f"<th>{escape(value)}</th>" for value in each.across)
-    lines = [f'<table class="map"><caption>{escape(each.title)}</caption><tr><th></th>{heads}</tr>']
+    lines = [
+        f'<table class="map"><caption>{escape(f"{each.group} {each.title}".strip())}</caption><tr><th></th>{heads}</tr>'
+    ]
     for i, value in enumerate(each.down):
         cells = (_cell(each.cells.get((i, j), Counter())) for j in range(len(each.across)))
         lines.append(f"<tr><th>{escape(value)}</th>{''.join(cells)}</tr>")

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from .flags import UsageError
@@ -39,8 +40,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Map:
-    """A heat map: for each value of the axes down and across, how often each verdict is."""
+    """A heat map: for each value of the axes down and across, how often each verdict is.
 
+    group, title: the values of the axes that tell maps apart, the last of them the title
+    """
+
+    group: str
     title: str
     down: list[str]
     across: list[str]
@@ -68,7 +73,8 @@ def maps(sweep: Sweep, rows: Iterable[dict[str, Any]], axes: Layout) -> list[Map
     for each in combinations:
         key = tuple(each[name] for name in axes.apart)
         if key not in found:
-            found[key] = Map(named_values(each, axes.apart), down, across, {})
+            group, title = named_values(each, axes.apart[:-1]), named_values(each, axes.apart[-1:])
+            found[key] = Map(group, title, down, across, {})
     for row in rows:
         each = combinations[row["number"]]
         place = _place(sweep, each, axes.down), _place(sweep, each, axes.across)
@@ -104,24 +110,29 @@ def legend(axes: Layout, used: Iterable[str]) -> list[str]:
 
 
 def pictures(found: list[Map], style: Style, most: int = 60) -> list[str]:
-    """The maps side by side, as many as fit in a line."""
-    shown = [_picture(each) for each in found[:most]]
-    width = max(_width(line) for picture in shown for line in picture)
+    """The maps of a group side by side, as many as fit in a line."""
+    shown = [(each, _picture(each)) for each in found[:most]]
+    width = max(_width(line) for _, picture in shown for line in picture)
     columns = shutil.get_terminal_size((80, 24)).columns if style.color else 80
     beside = max(1, (columns - 2 + GAP) // (width + GAP))
     lines: list[str] = []
-    for at in range(0, len(shown), beside):
-        for together in zip(*shown[at : at + beside], strict=True):
-            cells = ["".join(style.paint(*piece) for piece in line) + " " * (width - _width(line)) for line in together]
-            lines.append(("  " + (" " * GAP).join(cells)).rstrip())
-        lines.append("")
+    for group, members in groupby(shown, key=lambda each: each[0].group):
+        lines += ["  " + style.paint(group, "bold")] if group else []
+        pictures = [picture for _, picture in members]
+        for at in range(0, len(pictures), beside):
+            for together in zip(*pictures[at : at + beside], strict=True):
+                cells = [
+                    "".join(style.paint(*part) for part in line) + " " * (width - _width(line)) for line in together
+                ]
+                lines.append(("  " + (" " * GAP).join(cells)).rstrip())
+            lines.append("")
     return [*lines[:-1], *([f"  ... and {len(found) - most} more maps"] if len(found) > most else [])]
 
 
 def _picture(each: Map) -> list[Line]:
     """The title, the values across, and a line for each value down."""
     margin = max(map(len, each.down))
-    lines: list[Line] = [[(each.title, "bold")]] if each.title else []
+    lines: list[Line] = [[(each.title, "dim" if each.group else "bold")]] if each.title else []
     lines.append([(" ".join([" " * margin, *each.across]), "dim")])
     for i, head in enumerate(each.down):
         line: Line = [(head.rjust(margin), "dim")]
