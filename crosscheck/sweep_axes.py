@@ -160,14 +160,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     for name in ORDER:
         if name not in (*SHARED, "inputs"):
             kind = _variants if name == "variant" else several(TYPES[name])
-            more = ", or all of them" if name == "variant" else ""
-            default = "the same as without -kv" if DEFAULTS[name] is None else DEFAULTS[name]
+            more = ", all for every one" if name == "variant" else ""
+            default = f"that of {flag(name[:-3])}" if DEFAULTS[name] is None else DEFAULTS[name]
             add(flag(name), type=kind, metavar="V,V", help=f"(default {default}){more}")
     add = parser.add_argument_group("axes of both").add_argument
     what = f"{', '.join(inputs.FAMILIES)}, const:C or FILE.npz; of a kernel NAME=SPEC,SPEC for each tensor"
     add("--inputs", nargs="+", action="extend", metavar="V,V", help=what)
     for name in SHARED:
-        add(flag(name), type=several(TYPES[name]), metavar="V,V", help="on, off" if name == "fast_math" else None)
+        default = "on; of a kernel its own" if name == "fast_math" else DEFAULTS[name]
+        add(flag(name), type=several(TYPES[name]), metavar="V,V", help=f"(default {default})")
     add = parser.add_argument_group("axes of a kernel of your own").add_argument
     add("--args", action="append", metavar="ARGS", help="builder arguments as in a call; again for each other call")
     what = "values of a builder's keyword argument, such as window=0,64 num_split=1,2,4"
