@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-import sim
 from sim.arch import arch as find_arch
 from sim.candidates import Flash, flash_candidates
-from sim.formats import Format
 from sim.prove import Bounds, Proof, prove
 from sim.rounding import greatest
-from sim.search import Counterexample, Tensor, search_kernel, search_schedule
+from sim.search import Counterexample
 from sim.tracer import Place
 
-from .bounds import bound_flags, flash_bounds, job_bounds
-from .flags import Request, UsageError, given, kernel_flags, report_flags, request, schedule_flags
+from .bounds import bound_flags, flash_bounds
+from .flags import UsageError, given, kernel_flags, report_flags, schedule_flags
 from .inputs import DTYPES
-from .job import Job, make_job
+from .prove_question import Question, of_flash, question, within
+from .prove_table import table
 from .result import DIFFERS, SAME, UNDETERMINED, Result
-from .run_kernel import check_flags, refusal
 from .simulate import find_gpu, on_gpu
 from .terminal import Progress, Style
 
-__all__ = ["Question", "add", "question", "run"]
+__all__ = ["add", "run"]
 
 NAME = "prove"
 CODES = "exit codes: 0 proved (or bracketed), 1 refuted, 2 usage or input, 3 open"
@@ -41,27 +38,15 @@ def add(verbs: Any) -> None:
     parser.add_argument("kernel", nargs="?", metavar="FILE.py:FUNCTION", help="(default the flash loop)")
     what = "the greatest |score| that is proved and the least that is broken (flash loop)"
     parser.add_argument("--bracket", action="store_true", help=what)
+    what = "every variant with the tiles that TileLang's examples let their tuner try, as one table"
+    parser.add_argument("--tuner", action="store_true", help=what)
     parser.set_defaults(run=run, out=None, capture=None, blocks=None)
-
-
-@dataclass
-class Question:
-    """A kernel and the bounds of its inputs.
-
-    simulate: machine -> what the kernel gives; search: names of buffers to aim at -> a counterexample, None if none was
-    found; about: what it is, as JSON types; title: in words
-    """
-
-    title: str
-    about: dict[str, Any]
-    bounds: Bounds
-    simulate: Callable[[Callable[..., Any]], Any]
-    search: Callable[[list[str]], Counterexample | None]
-    asked: Request | None = None
 
 
 def run(args: argparse.Namespace, style: Style) -> Result:
     """Prove, or find an input that refutes; exit code 0 proved, 1 refuted, 3 open."""
+    if args.tuner:
+        return table(args, style)
     if args.bracket:
         return _bracketed(args, style)
     with Progress(2) as progress:
@@ -76,69 +61,6 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     return _report(asked, proof, found, confirmed, style)
 
 
-def question(args: argparse.Namespace) -> Question:
-    """What the flags ask. Raises UsageError."""
-    if args.kernel is not None:
-        check_flags(args)
-        return _of_job(args, make_job(args))
-    for name in ("args", "size", "pass_config"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"--{name.replace('_', '-')} is of a kernel: give FILE.py:FUNCTION too")
-    if args.inputs is not None:
-        raise UsageError(
-            "--inputs are of one run: a proof is of all inputs within --score-bound, --qk-bound, --v-bound"
-        )
-    args.inputs = "const:0"
-    return of_flash(args, flash_bounds(args))
-
-
-def of_flash(args: argparse.Namespace, bounds: Bounds) -> Question:
-    """The flash loop; all batches and heads are one and the same."""
-    for name in ("batch", "heads", "heads_kv"):
-        setattr(args, name, None)
-    asked = request(args)
-
-    def simulate(machine: Callable[..., Any]) -> Any:
-        return sim.flash_attention(*asked.arrays(), asked.schedule, arch=asked.arch, machine=machine)
-
-    def search(hints: list[str]) -> Counterexample | None:
-        return search_schedule(
-            asked.schedule, asked.q.shape[1], asked.q.shape[3], score_bound=bounds.score,
-            qk_bound=bounds.tensors["K"], v_bound=bounds.tensors["V"], dtype=asked.format.name, arch=asked.arch,
-            seq_kv=asked.k.shape[1], hints=hints, tries=8,
-        )  # fmt: skip
-
-    s = asked.schedule
-    mask, math = "causal" if s.causal else "full", "fast math" if s.fast_math else "precise math"
-    title = f"{asked.variant}, {s.block_M}x{s.block_N} blocks, {mask}, {math}, {asked.q.shape[1]} queries, "
-    title += f"{asked.k.shape[1]} keys of {asked.q.shape[3]} {asked.format.name}, {asked.arch}"
-    return Question(title, asked.describe(), bounds, simulate, search, asked)
-
-
-def _of_job(args: argparse.Namespace, job: Job) -> Question:
-    bounds, configs = job_bounds(args, job), job.kernel.pass_configs
-
-    def simulated(arrays: dict[str, Any], machine: Callable[..., Any]) -> Any:
-        own = [arrays.get(x.parameter.name, x.array()) for x in job.inputs]
-        own = [(x[0].copy(), x[1]) if isinstance(x, tuple) else x for x in own]
-        try:
-            return sim.simulate(job.prim_func(), *own, arch=job.arch, pass_configs=configs, machine=machine)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise refusal(job, error) from error
-
-    def search(hints: list[str]) -> Counterexample | None:
-        tensors = {
-            x.parameter.name: Tensor(x.words.shape, x.parameter.dtype, bounds.tensors[x.parameter.name])
-            for x in job.inputs
-            if isinstance(x.parameter.dtype, Format)
-        }
-        found = search_kernel(lambda arrays: lambda machine: simulated(arrays, machine), tensors, hints=hints)
-        return found if bounds.score is None else None  # whose scores may be outside of their bound
-
-    title = f"{job.kernel.target.function} of {job.kernel.target.file}, {job.arch}"
-    return Question(title, {"kernel": str(job.kernel.target)}, bounds, lambda m: simulated({}, m), search)
-
-
 def _confirmed(args: argparse.Namespace, asked: Question, found: Counterexample) -> str:
     """Run a counterexample on the GPU where there is one: what it gave."""
     assert asked.asked is not None
@@ -150,11 +72,6 @@ def _confirmed(args: argparse.Namespace, asked: Question, found: Counterexample)
     return f"{device.name}: {bad} of {words.size} outputs are NaN or infinite" + ("" if bad else ", IT DISAGREES")
 
 
-def _within(bounds: Bounds) -> str:
-    parts = [] if bounds.score is None else [f"|{'.'.join(bounds.scored[:2]).lower()}| <= {bounds.score:.9g}"]
-    return " and ".join(parts + [f"|{name}| <= {bound:.9g}" for name, bound in bounds.tensors.items()])
-
-
 def _stuck(stuck: list[tuple[str, Place]]) -> Iterator[str]:
     for function, place in stuck[:3]:
         turn = f", turn {place.iteration[-1]}" if place.iteration else ""
@@ -162,22 +79,22 @@ def _stuck(stuck: list[tuple[str, Place]]) -> Iterator[str]:
 
 
 def _report(asked: Question, proof: Proof, found: Counterexample | None, confirmed: str, style: Style) -> Result:
-    within, lines = _within(asked.bounds), [asked.title]
+    limits, lines = within(asked.bounds), [asked.title]
     data: dict[str, Any] = {"verb": NAME} | asked.about | {"bounds": dict(asked.bounds.tensors)}
     data |= {"score_bound": asked.bounds.score, "stuck": [_json(*each) for each in proof.stuck], "reason": proof.reason}
     if proof.proved:
         code, verdict = SAME, "proved"
-        lines.append(style.paint("PROVED", "good") + f": no input with {within} makes an output NaN or infinite")
+        lines.append(style.paint("PROVED", "good") + f": no input with {limits} makes an output NaN or infinite")
     elif found is not None:
         code, verdict, cause = DIFFERS, "refuted", found.trace.causes[0]
-        lines.append(style.paint("REFUTED", "bad") + f": {found.what}, with {within}")
+        lines.append(style.paint("REFUTED", "bad") + f": {found.what}, with {limits}")
         place = cause.place
         where = f"{place.operator} into {place.buffer} ({place.file}:{place.line})" if place.buffer else "the inputs"
         lines.append(f"first cause  {cause.kind} in {where}, {cause.count} elements; crosscheck explain says more")
         data["counterexample"] = {"what": found.what, "kind": cause.kind, "buffer": place.buffer, "gpu": confirmed}
     else:
         code, verdict = UNDETERMINED, "open"
-        lines.append(f"OPEN: not proved, and no input was found that refutes it, with {within}")
+        lines.append(f"OPEN: not proved, and no input was found that refutes it, with {limits}")
     if proof.certain and not proof.proved:
         count = sum(int(mask.sum()) for mask in proof.certain.values())
         lines.append(f"masks        {count} outputs are bad for every input: masks alone decide it")
@@ -259,7 +176,7 @@ def _both_sides(args: argparse.Namespace, safe: Question, unsafe: Question) -> s
     results = on_gpu([(x["q"], x["k"], x["v"], own.schedule) for x in [found.arrays, *inputs]])
     bad = [int((fmt.is_nan(words) | fmt.is_inf(words)).sum()) for words, fmt in results]
     said = f"{device.name}: {bad[0]} bad outputs at the broken bound"
-    return f"{said}; {sum(bad[1:])} of {len(inputs)} inputs at the proved one"
+    return f"{said}; {sum(bad[1:])} in {len(inputs)} inputs at the proved one"
 
 
 def _last(holds: Callable[[float], bool], most: float) -> float | None:

@@ -714,6 +714,10 @@ class Intervals(Listener):
     def _weighted(self, result: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray, error: float,
                   operand: Format) -> None:  # fmt: skip
         """acc + P @ V is at most the greatest |V| times the sum of weights: P's own, and what acc was a part of."""
+        nothing = (a["lo"] == 0).all(axis=(-1, -2)) & (a["hi"] == 0).all(axis=(-1, -2)) & ~a["nan"].any(axis=(-1, -2))
+        kept = nothing[..., None] & (c["of"] != 0) & c["part"] & ~_can_be_bad(result)
+        result["ratio"] = np.where(kept, c["ratio"] * (1 + 2.0**-22) * (1 + error), result["ratio"])
+        result["of"] = np.where(kept, c["of"], result["of"])
         first = a["src"].max(axis=-1)
         own = self._table("sum_of")[np.maximum(first, 0)]
         new = self._table("summed")[own]
@@ -732,7 +736,8 @@ class Intervals(Listener):
         joined = zero | (c["of"] == new[..., None]) & c["part"]
         ratio = (np.maximum(before, V * share[..., None]) + V * loss[..., None]) * (1 + 2.0**-22) * (1 + error)
         take = fits[..., None] & joined & np.isfinite(V) & ~_can_be_bad(result) & ~_can_be_bad(c)
-        result["ratio"], result["of"] = np.where(take, ratio, 0), np.where(take, new[..., None], 0)
+        result["ratio"] = np.where(take, ratio, result["ratio"])
+        result["of"] = np.where(take, new[..., None], result["of"])
 
 
 def _can_be_bad(x: np.ndarray) -> np.ndarray:
