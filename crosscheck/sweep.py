@@ -77,11 +77,13 @@ def _rows(sweep: Sweep, path: Path | None, jobs: int | None) -> list[dict[str, A
             print(f"{path}: {count(len(kept.found), 'row')} of {len(sweep)} are there", file=sys.stderr)
         if todo and jobs != 1 and util.find_spec("joblib") is None:
             print("without joblib in one process (pip install 'tilewords[sweep]' for more)", file=sys.stderr)
+        bad = sum(row["verdict"] in BAD for row in kept.found.values())
         try:
             with Bar(len(sweep), len(kept.found)) as bar:
                 for row in rows_of(sweep, todo, jobs):
                     kept.add(row)
-                    bar.step(f"{sum(r['verdict'] in BAD for r in kept.found.values())} bad")
+                    bad += row["verdict"] in BAD
+                    bar.step(f"{bad} bad")
         except KeyboardInterrupt:
             _interrupted(sweep, kept)
             raise
@@ -99,9 +101,8 @@ def _head(sweep: Sweep, rows: list[dict[str, Any]], used: Counter[str]) -> list[
     lines = [f"sweep of {sweep.kernel or 'the flash loop'}: {count(len(sweep), 'combination')}"]
     lines += _named("words", [basis(arch) for arch in sweep.axes["arch"]] if sweep.kernel is None else [])
     fixed = {name: each[0] for name, each in sweep.axes.items() if len(each) == 1}
-    lines += _named(
-        "varied", [f"{name} {', '.join(said(name, value) for value in sweep.axes[name])}" for name in sweep.varied]
-    )
+    varied = [(name, [said(name, value) for value in sweep.axes[name]]) for name in sweep.varied]
+    lines += _named("varied", [f"{name} {', '.join(values)}" for name, values in varied])
     lines += _named("fixed", [named_values(fixed, fixed)] if fixed else [])
     lines += _named("verdicts", [", ".join(f"{used[each]} {WORDS[each]}" for each in reversed(VERDICTS) if used[each])])
     reasons = Counter(row["why"] for row in rows if row["verdict"] == "refused").most_common()

@@ -23,17 +23,15 @@ def rows_of(sweep: Sweep, todo: Numbered, jobs: int | None) -> Iterator[dict[str
     jobs: processes (default one for each CPU, or worker of a cluster); joblib.parallel_config chooses another backend
     than its own processes. Without joblib: in this process.
     """
-    groups = groups_of(todo)
+    groups = groups_of(todo) if sweep.kernel is None else [[each] for each in todo]
     try:
         import joblib
     except ImportError:
         yield from (row for group in groups for row in rows(sweep, group))
         return
     tasks = [joblib.delayed(rows)(sweep, group) for group in groups]
-    backend, settings = (
-        joblib.parallel.get_active_backend()[0],
-        {"n_jobs": -1 if jobs is None else jobs, "batch_size": 1},
-    )
+    settings: dict[str, Any] = {"n_jobs": -1 if jobs is None else jobs, "batch_size": 1}
+    backend = joblib.parallel.get_active_backend()[0]
     if isinstance(backend, joblib.parallel.LokyBackend):
         settings["idle_worker_timeout"] = IDLE
     if backend.supports_return_generator:
@@ -45,12 +43,11 @@ def rows_of(sweep: Sweep, todo: Numbered, jobs: int | None) -> Iterator[dict[str
 
 
 def groups_of(todo: Numbered) -> list[Numbered]:
-    """The combinations that differ in `stages` alone, together."""
+    """The flash loop's combinations that differ in `stages` alone, together."""
     found: dict[str, Numbered] = {}
     for number, each in todo:
-        found.setdefault(repr({name: value for name, value in each.items() if name != "stages"}), []).append(
-            (number, each)
-        )
+        others = repr({name: value for name, value in each.items() if name != "stages"})
+        found.setdefault(others, []).append((number, each))
     return list(found.values())
 
 

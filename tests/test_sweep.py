@@ -109,6 +109,17 @@ def test_stages_are_simulated_once() -> None:
     assert a["outputs"] is b["outputs"] is c["outputs"] and a["combination"] != b["combination"]
 
 
+def test_a_kernels_own_stages_are_simulated_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An argument of that name may mean anything: here the kernel's NaN is in one of the two."""
+    pytest.importorskip("tilelang")
+    file = tmp_path / "k.py"
+    text = (ROOT / "examples" / "rms_norm.py").read_text()
+    file.write_text(text.replace("block=4", "block=4, stages=0").replace("1e-6", "1e-6 * stages"))
+    words = [f"{file}:rms_norm", "--args", "8, 64", "--vary", "stages=0,1", "--inputs", "X=zeros", "--jobs", "1"]
+    _, text, _ = swept(capsys, *words, "--json")
+    assert [row["verdict"] for row in json.loads(text)["rows"]] == ["nan", "clean"]
+
+
 def test_a_kernel_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows of zeros are NaN without an epsilon; --args, --vary and --inputs are axes."""
     pytest.importorskip("tilelang")
