@@ -85,7 +85,8 @@ def run(args: argparse.Namespace, style: Style) -> Result:
     lines += [f"  first cause  {cause_text(cause)}", *([f"  GPU          {live}"] if live else [])]
     if args.out:
         _save(args, own.arrays, found.integers)
-        lines.append(f"  wrote {args.out}; explain and minimise take it as --inputs")
+        form = str(args.out) if args.kernel is None else f"NAME=@{args.out}:NAME"
+        lines.append(f"  wrote {args.out}: explain and minimise take it as --inputs {form}")
     place = {"kind": cause.kind, "operator": cause.place.operator, "buffer": cause.place.buffer}
     return Result(DIFFERS, "\n".join(lines), data | {"cause": place, "gpu": live or None})
 

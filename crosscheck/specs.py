@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from sim.arith import convert
-from sim.captures import CaptureError, load_arrays
 from sim.formats import FP16, FP32, DType, Format, Integer, values
 
 from .inputs import bits_of, normal_array, rounded, tiny_array, uniform16
@@ -173,12 +172,9 @@ def _from_npz(path: Path, key: str, dtype: DType) -> np.ndarray:
     if key not in archive:
         raise ValueError(f"needs an array {key}, and {path} has {list_of(sorted(archive)) if archive else 'none'}")
     if f"{key}__dtype" in archive:
-        try:
-            words, fmt = load_arrays(path)[key]
-        except CaptureError as error:
-            raise ValueError(str(error)) from error
-        if fmt is not dtype:
-            raise ValueError(f"must be {dtype.name}, and {path}:{key} is {fmt.name}")
+        words, named = archive[key], str(archive[f"{key}__dtype"])
+        if named != dtype.name or words.dtype != dtype.word:
+            raise ValueError(f"must be {dtype.name}, and {path}:{key} is {named} in {words.dtype}")
         return words
     return _as_words(archive[key], f"{path}:{key}", dtype)
 
