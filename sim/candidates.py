@@ -82,7 +82,7 @@ class Flash:
         """
         scores = np.broadcast_to(np.asarray(scores, np.float64), (self.seq_kv,))
         q = self._query(float(np.abs(scores).max()))
-        k, rest = np.zeros((self.seq_kv, self.dim), self.fmt.word), scores / q
+        k, rest = np.zeros((self.seq_kv, self.dim), self.fmt.word), scores / (q or 1.0)
         for column in range(self.dim):
             k[:, column] = toward_zero(np.clip(rest, -self.limit, self.limit), self.fmt)
             rest = rest - values(k[:, column], self.fmt)
@@ -96,7 +96,7 @@ class Flash:
     def _query(self, most: float) -> float:
         """The element that q is full of: a power of two near the root of the greatest score, if it reaches."""
         if not most or not self.limit:
-            return self.limit
+            return 0.0
         power = 2.0 ** np.clip(np.floor(np.log2(most) / 2), self.fmt.emin, np.floor(np.log2(self.limit)))
         return float(power) if most <= self.dim * power * self.limit else self.limit
 
@@ -140,10 +140,15 @@ def flash_random(flash: Flash, seed: int) -> Candidate:
     return Candidate(f"random scores, seed {seed}", (), arrays)
 
 
+def _top(flash: Flash) -> np.float32:
+    """The greatest float32 within the bound of the scores."""
+    top = np.float32(min(flash.reach, greatest(FP32)))
+    return np.float32(np.nextafter(top, np.float32(0))) if top > flash.reach else top
+
+
 def _scores(flash: Flash) -> np.ndarray:
     """Scores of float32 near the bound, and the greatest ones of the binade below; fewer bits where dim is small."""
-    top = np.float32(min(flash.reach, greatest(FP32)))
-    top = np.nextafter(top, np.float32(0)) if top > flash.reach else top
+    top = _top(flash)
     if not top:
         return np.zeros(0, np.float32)
     below = np.float32(2.0 ** np.floor(np.log2(top)))
@@ -191,7 +196,7 @@ def _fused(flash: Flash) -> Driven:
 
 def _rounded_up(flash: Flash) -> Driven:
     """Beside one greatest score others that are lower, whose weights the cast rounds up, in sum the most."""
-    top, others = float(np.float32(min(flash.reach, greatest(FP32)))), flash.seq_kv - 1
+    top, others = float(_top(flash)), flash.seq_kv - 1
     if not top or not others:
         return
     depth = min(2.0 / flash.scale, 2 * top)
