@@ -12,7 +12,7 @@ from ..memory import Tensor
 from .frame import Unsupported, dtype_of
 from .statements import Statements
 
-__all__ = ["TILELANG", "Kernel", "Tensors", "as_array", "kernel_of", "written"]
+__all__ = ["TILELANG", "Kernel", "Tensors", "as_array", "kernel_of", "sizes_of", "written"]
 
 TILELANG = "0.1.15"
 
@@ -96,7 +96,7 @@ class Tensors:
             raise ValueError(f"arrays must be {', '.join(names) or 'none'}, not {len(arrays)} of them")
         given = dict(zip(inputs, arrays, strict=True))
         self.buffers = pf.buffer_map
-        self.sizes = _sizes(pf, given)
+        self.sizes = sizes_of(pf, given)
         self.by_parameter: dict[Any, Tensor] = {}
         resolve = Statements({}, self.sizes)
         for i, parameter in enumerate(pf.params):
@@ -137,7 +137,7 @@ def as_array(tensor: Tensor, like: Any) -> Any:
     return torch.from_numpy(values).to(like.device)
 
 
-def _sizes(pf: Any, given: dict[int, Any]) -> dict[Any, Any]:
+def sizes_of(pf: Any, given: dict[int, Any]) -> dict[Any, Any]:
     """Symbolic sizes from the arrays that are passed, and scalar parameters."""
     sizes: dict[Any, Any] = {}
     for i, parameter in enumerate(pf.params):

@@ -104,7 +104,7 @@ def simulate(kernel: Any, *arrays: Any, arch: str = "sm_90", args: tuple = (), k
     record, tensors = find_arch(arch), Tensors(own, arrays)
     fast = bool(configs.get(_FAST, False))
     statements = _translated(own, tensors.by_data(), tensors.sizes, fast)
-    plans = Plans(own.prim_func, _target(record), configs, statements.reductions)
+    plans = Plans(own.prim_func, target_of(record), configs, statements.reductions)
     plans.prepare(statements.sums)
     plans.ask_copies(statements.staged)
     for missing in _dots(record, statements):
@@ -146,14 +146,14 @@ def support(kernel: Any, arch: str = "sm_90", args: tuple = (), kwargs: dict | N
     record, missing = find_arch(arch), list(_dots(find_arch(arch), statements))
     if all(need.supported for need in statements.needs):
         try:
-            target = _target(record)
+            target = target_of(record)
             Plans(own.prim_func, target, configs, statements.reductions).prepare(statements.sums)
         except Unsupported as error:
             missing.append(error)
     return statements.needs + [Need(error.what, error.where, False) for error in missing]
 
 
-def _target(record: Arch) -> str:
+def target_of(record: Arch) -> str:
     """TileLang's name of an architecture."""
     return _TARGET.get(record.name, record.name)
 
@@ -181,7 +181,7 @@ def _translated(
 
 def _basis(kernel: Kernel, record: Arch, configs: dict[str, Any], questions: list[str]) -> str:
     """What the words rest on: arithmetic that was measured or is literature, and how well contraction is known."""
-    held = held_record(kernel.prim_func, _target(record), configs).exists()
+    held = held_record(kernel.prim_func, target_of(record), configs).exists()
     known = f"{'measured' if record.measured else 'literature'} arithmetic of {record.name}; contraction by rule"
     known += ", held against this kernel's compiled code" if held else ""
     return known + (f", open: {'; '.join(questions)}" if questions and not held else "")
