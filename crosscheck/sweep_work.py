@@ -68,7 +68,8 @@ class Bar(Progress):
     def _draw(self) -> None:
         if not self.shown:
             return
-        columns, tail = shutil.get_terminal_size().columns, f" {self.done} of {self.steps}, {self.text}{self._left()}"
+        parts = [f"{self.done} of {self.steps}", self.text or "starting", self._left()]
+        columns, tail = shutil.get_terminal_size().columns, " " + ", ".join(part for part in parts if part)
         width = max(min(40, columns - len(tail) - 3), 0)
         full = width * self.done // max(self.steps, 1)
         sys.stderr.write("\r\x1b[K" + f"[{'#' * full}{'.' * (width - full)}]{tail}"[: columns - 1])
@@ -80,4 +81,4 @@ class Bar(Progress):
         if not new:
             return ""
         seconds = (self.steps - self.done) * (time.monotonic() - self.started) / new
-        return f", {seconds // 60:.0f}:{seconds % 60:02.0f} left"
+        return f"{seconds // 60:.0f}:{seconds % 60:02.0f} left"
