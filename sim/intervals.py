@@ -11,6 +11,8 @@ base, factor    it is the rounded product of the value `base` and the constant `
 src, top, peak  it is a function of the element `src` of a row, whose maximum is `top`: in the row's place where the
            maximum is attained, this function is at least peak (of the two cases). src < 0: an input's element
 ratio, of, part    its magnitude is at most ratio times the sum `of`, or (part) times the rescaled old sum inside `of`
+pot, rate, level   its magnitude is at most 2^(pot - rate * m), m the value of the maximum `level`
+lead, slack        it is, within a factor 2^slack, 2^(rate * (x - m)), x the value `lead`
 
 The relations are those of a softmax over blocks: an element is at most its row's maximum; the maximum is one of the
 two that it was made from; a sum of weights holds the weight of the maximum; an accumulator is at most the greatest |V|
@@ -35,10 +37,11 @@ __all__ = ["ENCLOSURE", "Bounds", "Intervals", "Open"]
 ENCLOSURE = np.dtype(
     [("lo", "f8", (2,)), ("hi", "f8", (2,)), ("nan", "?", (2,)), ("guard", "i8"), ("var", "i8"), ("base", "i8"),
      ("factor", "f8"), ("src", "i8"), ("top", "i8"), ("peak", "f8", (2,)), ("ratio", "f8"), ("of", "i8"),
-     ("part", "?")]
+     ("part", "?"), ("pot", "f8"), ("rate", "f8"), ("level", "i8"), ("lead", "i8"), ("slack", "f8")]
 )  # fmt: skip
+_POTENTIAL = ("pot", "rate", "level", "lead", "slack")
 _FUNCTION = 2.0**-20  # relative error of an elementary function; they are measured to a few units of 2^-23
-_TINY, _LEAST = 1e-36, 1e-12  # absolute errors of an output's sums, all together; the least sum they are divided by
+_TINY, _LEAST = 2.0**-130, 2.0**-100  # the absolute error of a sum's rounding and truncation; the least sum beside it
 
 
 class Open(Exception):
@@ -281,7 +284,9 @@ class Intervals(Listener):
         result = self._made("convert", dst, lo, hi, nan, guard, [x])
         exact = dst.fraction_bits >= src.fraction_bits and dst.exponent_bits >= src.exponent_bits
         names = (
-            ("src", "top", "ratio", "of", "part") if not exact else ("var", "src", "top", "peak", "ratio", "of", "part")
+            ("src", "top", "ratio", "of", "part")
+            if not exact
+            else ("var", "src", "top", "peak", "ratio", "of", "part", *_POTENTIAL)
         )
         for name in names:
             result[name] = x[name]
@@ -289,6 +294,9 @@ class Intervals(Listener):
             result["peak"] = rounded(x["peak"], dst)
             result["ratio"] *= 1 + 2.0**-dst.fraction_bits
             result["of"] = 0  # the absolute error of subnormal results is not followed
+            for name in ("rate", "level"):
+                result[name] = x[name]
+            result["pot"] = x["pot"] + 1  # rounding at most doubles
         return result
 
     def add(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
@@ -339,15 +347,46 @@ class Intervals(Listener):
 
     def mul(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         guard, (x, y) = self._operands(fmt, a, b)
+        born = len(self._born)
         result = self._made("mul", fmt, *self._product(x, y, _same(a, b)), guard, [a, b], self._ftz(fmt))
         a, b = np.broadcast_arrays(a, b)
         for value, other in ((a, b), (b, a)):
+            self._tightened(result, self._telescoped(value, other), _nothing(a.shape), born, fmt)
             number, constant = _constant(other)
             take = constant & (value["var"] != 0) & (number > 0)
             result["base"] = np.where(take, value["var"], result["base"])
             result["factor"] = np.where(take, number, result["factor"])
             self._rescaled(result, value, other)
         return result
+
+    def _telescoped(self, x: np.ndarray, scale: np.ndarray) -> Any:
+        """What bounds x * scale, where x is bounded by the maximum that the factor leads away from."""
+        pot, rate, level, zero = _potential(x)
+        fits = (level != 0) & (level == scale["lead"]) & (rate == scale["rate"]) & (scale["level"] != 0)
+        return np.where(fits, pot + scale["slack"], 0), rate, np.where(fits, scale["level"], 0), zero
+
+    def _tightened(self, result: np.ndarray, x: Any, y: Any, born: int, fmt: Format) -> None:
+        """Bound a sum of two by what bounds each, where both speak of the same maximum; births since `born` may go."""
+        level, rate = np.maximum(x[2], y[2]), np.where(x[2] != 0, x[1], y[1])
+        fits = level != 0
+        for _, own_rate, own, zero in (x, y):
+            fits = fits & (zero | (own == level) & (own_rate == rate))
+        if not fits.any():
+            return
+        pots = [np.where(zero, -np.inf, pot) for pot, _, _, zero in (x, y)]
+        with np.errstate(invalid="ignore"):
+            pot = np.logaddexp2(*pots) + 2.0**-18
+        lowest = self._table("lowest", np.float64)[level]
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = np.exp2(np.where(fits, pot - rate * lowest, np.inf)) * (1 + _FUNCTION)
+        most = np.where(most < greatest(fmt), most, np.inf)[..., None]  # what is greater may be infinite
+        possible = result["lo"] <= result["hi"]
+        result["hi"] = np.where(possible, np.minimum(result["hi"], most), result["hi"])
+        result["lo"] = np.where(possible, np.maximum(result["lo"], -most), result["lo"])
+        for name, known in zip(_POTENTIAL[:3], (pot, rate, level), strict=True):
+            result[name] = np.where(fits, known, result[name])
+        if not _can_be_bad(result).any():
+            del self._born[born:]
 
     def _rescaled(self, result: np.ndarray, x: np.ndarray, scale: np.ndarray) -> None:
         """An accumulator that is rescaled as its sum was: at most its ratio times the rescaled old sum."""
@@ -359,7 +398,9 @@ class Intervals(Listener):
             result["ratio"] = np.where(take, x["ratio"] * (1 + 2.0**-22), result["ratio"])
 
     def mul_add(self, a: np.ndarray, b: np.ndarray, c: np.ndarray, fmt: Format) -> np.ndarray:
+        born = len(self._born)
         result = self._fused("mul_add", a, b, c, 1.0, 1.0, fmt)
+        self._tightened(result, self._telescoped(*np.broadcast_arrays(a, b)), _potential(c), born, fmt)
         if result.ndim == 2:
             result["var"] = number = self._number(result.shape)
             a, b, c = np.broadcast_arrays(a, b, c)
@@ -394,7 +435,15 @@ class Intervals(Listener):
                 take = constant & (c["base"] != 0) & (number > 0) & (c["factor"] == number)
                 if take.any():
                     slack = np.maximum(np.abs(c["lo"]), np.abs(c["hi"])).max(axis=-1) * 2.0**-24 + 2.0**-149
-                    self._related(result, np.where(take, value["var"], 0), np.where(take, c["base"], 0), slack, guard)
+                    slack = slack * (1 + 2.0**-22)
+                    x, m = np.where(take, value["var"], 0), np.where(take, c["base"], 0)
+                    self._related(result, x, m, slack, guard)
+                    most = _join(value)[1]
+                    take = (x != 0) & (most < np.inf) & (slack < np.inf)
+                    slack = slack + 2.0**-16  # the difference's own rounding, where its power of 2 is neither 0 nor inf
+                    pot = number * np.where(take, most, 0) + np.where(take, slack, 0)
+                    for name, known in zip(_POTENTIAL, (pot, number, m, x, slack), strict=True):
+                        result[name] = np.where(take, known, result[name])
         return result
 
     def _related(self, result: np.ndarray, x: np.ndarray, m: np.ndarray, slack: np.ndarray, guard: np.ndarray) -> None:
@@ -492,6 +541,7 @@ class Intervals(Listener):
             table = self._table(name)
             table[at] = value
             table[0] = 0
+        self._table("lowest", np.float64)[number] = low
         for other, own in ((a, b), (b, a)):
             lo, hi, nan = _join(other)
             result = np.where((lo == -np.inf) & (hi == -np.inf) & ~nan, own, result)
@@ -547,6 +597,11 @@ class Intervals(Listener):
             peak = function(x["peak"]) * (1 - _FUNCTION)
         result["peak"] = np.where(np.isfinite(x["peak"]) & (x["top"] != 0)[..., None], peak, -np.inf)
         result["lo"] = np.maximum(result["lo"], 0)
+        if function is np.exp2:
+            for name in _POTENTIAL:
+                result[name] = x[name]
+            more = _FUNCTION * 2 + (0 if self.fast_math else 1)  # a subnormal result is rounded to at most twice itself
+            result["pot"], result["slack"] = x["pot"] + more, x["slack"] + more
         if result.ndim == 2:
             result["var"] = self._number(result.shape)
         return result
@@ -607,6 +662,7 @@ class Intervals(Listener):
     def _attained(self, result: np.ndarray, x: np.ndarray) -> None:
         """The elements of a row are at most its maximum, and one of them is it, if none is NaN."""
         result["var"] = number = self._number(result.shape)
+        self._table("lowest", np.float64)[number] = result["lo"].min(axis=-1)
         table = self._table("above")
         table[x["var"]] = np.broadcast_to(number[..., None], x.shape)
         table[0] = 0
@@ -642,6 +698,9 @@ class Intervals(Listener):
         empty = (lo > hi).any(axis=-2)
         result = self._made("sum", fmt, np.where(empty, np.inf, low), np.where(empty, -np.inf, high), nan, guard,
                             [_worst(x)], self._ftz(fmt))  # fmt: skip
+        pot, rate, level, zero = _summed(x)
+        own = (pot + n * 2.0**-fmt.fraction_bits, rate, level, zero)
+        self._tightened(result, own, _nothing(result.shape), len(self._born), fmt)
         if result.ndim == 2:
             result["var"] = self._number(result.shape)
             whole = self._complete(x) & positive.all(axis=-1)
@@ -690,10 +749,17 @@ class Intervals(Listener):
         lo = np.where(bad | over, -np.inf, lo)
         hi = np.where((bad | over) & ~(hc == -np.inf), np.inf, hi)
         nan = bad | nc | over & (below | (hc == np.inf))
+        born = len(self._born)
         operands = [c, _worst(a)[..., :, None], _worst(b)[..., None, :]]
         lo, hi = (np.repeat(x[..., None], 2, axis=-1) for x in (lo, hi))
         result = self._made("dot", accumulator, lo, hi, nan[..., None], np.zeros(c.shape, np.int64), operands)
         result["var"] = self._number(result.shape)
+        pot, rate, level, zero = (x[..., :, None] for x in _summed(a))
+        with np.errstate(divide="ignore"):
+            V = np.log2(np.maximum(np.abs(lb), np.abs(hb)).max(axis=-1))[..., None, :]
+        row = np.broadcast_arrays(pot + V + relative * 2, rate, level, zero, result["pot"])[:4]
+        old = _potential(c)
+        self._tightened(result, row, (old[0] + relative * 2, *old[1:]), born, accumulator)
         self._weighted(result, a, b, c, relative, operand)
         return result
 
@@ -716,7 +782,10 @@ class Intervals(Listener):
         """acc + P @ V is at most the greatest |V| times the sum of weights: P's own, and what acc was a part of."""
         nothing = (a["lo"] == 0).all(axis=(-1, -2)) & (a["hi"] == 0).all(axis=(-1, -2)) & ~a["nan"].any(axis=(-1, -2))
         kept = nothing[..., None] & (c["of"] != 0) & c["part"] & ~_can_be_bad(result)
-        result["ratio"] = np.where(kept, c["ratio"] * (1 + 2.0**-22) * (1 + error), result["ratio"])
+        below = self._table("least", np.float64)[c["of"]]
+        kept &= below > _LEAST
+        more = np.where(kept, c["ratio"] * (1 + 2.0**-22) * (1 + error) + _TINY / np.where(kept, below, 1), 0)
+        result["ratio"] = np.where(kept, more, result["ratio"])
         result["of"] = np.where(kept, c["of"], result["of"])
         first = a["src"].max(axis=-1)
         own = self._table("sum_of")[np.maximum(first, 0)]
@@ -726,15 +795,18 @@ class Intervals(Listener):
         if not fits.any():
             return
         least = self._table("least", np.float64)[new]
-        fits &= least > 0
+        fits &= least > _LEAST
         V = np.maximum(np.abs(b["lo"]), np.abs(b["hi"])).max(axis=(-1, -2))[..., None, :]
         n = a.shape[-1]
         loss = n * 2.0 ** (operand.emin - operand.fraction_bits) / np.where(least > 0, least, 1)
-        share = (1 + 2.0**-operand.fraction_bits / 2) * (1 + n * 2.0**-22) + loss
+        share = np.minimum(1 + 2.0**-operand.fraction_bits / 2 + loss, 2) * (
+            1 + n * 2.0**-22
+        )  # rounding at most doubles
         zero = (c["lo"] == 0).all(axis=-1) & (c["hi"] == 0).all(axis=-1)
         before = np.where(zero, 0, c["ratio"])
         joined = zero | (c["of"] == new[..., None]) & c["part"]
-        ratio = (np.maximum(before, V * share[..., None]) + V * loss[..., None]) * (1 + 2.0**-22) * (1 + error)
+        ratio = np.maximum(before, V * share[..., None]) * (1 + 2.0**-22) * (1 + error)
+        ratio = ratio + (_TINY / np.where(fits, least, 1))[..., None]
         take = fits[..., None] & joined & np.isfinite(V) & ~_can_be_bad(result) & ~_can_be_bad(c)
         result["ratio"] = np.where(take, ratio, result["ratio"])
         result["of"] = np.where(take, new[..., None], result["of"])
@@ -757,6 +829,28 @@ _rows = _worst
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Where two values are one and the same."""
     return np.asarray((a["var"] == b["var"]) & (a["var"] != 0))
+
+
+def _potential(x: np.ndarray) -> Any:
+    """pot, rate and level of values, and which are 0."""
+    zero = (x["lo"] == 0).all(axis=-1) & (x["hi"] == 0).all(axis=-1) & ~x["nan"].any(axis=-1)
+    return x["pot"], x["rate"], np.where(zero, 0, x["level"]), zero
+
+
+def _nothing(shape: tuple[int, ...]) -> Any:
+    """The potential of zeros."""
+    return np.zeros(shape), np.zeros(shape), np.zeros(shape, np.int64), np.ones(shape, bool)
+
+
+def _summed(x: np.ndarray) -> Any:
+    """The potential of the sums of magnitudes of each row [..., n], where all elements speak of one maximum."""
+    pot, rate, level, zero = _potential(x)
+    top, own = level.max(axis=-1), rate.max(axis=-1, where=~zero, initial=0.0)
+    fits = (zero | (level == top[..., None]) & (rate == own[..., None])).all(axis=-1)
+    pot = np.where(zero, -np.inf, pot)
+    with np.errstate(invalid="ignore"):
+        total = np.logaddexp2.reduce(pot, axis=-1)
+    return total, own, np.where(fits, top, 0), zero.all(axis=-1)
 
 
 def _constant(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
