@@ -285,11 +285,75 @@ def summed(stored: bool) -> Callable[[], Any]:
     return make
 
 
+def converted(narrow: str, looping: bool) -> Callable[[], Any]:
+    """A product of a value of a narrow type, which is used twice or does not change in a loop."""
+
+    def make() -> Any:
+        @T.prim_func
+        def main(
+            A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+            D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+            Output: T.Tensor((N,), "float32"),
+        ):  # fmt: skip
+            with T.Kernel(2, threads=THREADS) as bx:
+                a, b, o = (T.alloc_fragment((THREADS,), "float32") for _ in range(3))
+                h = T.alloc_fragment((THREADS,), narrow)
+                T.copy(A[bx * THREADS], a)
+                T.copy(B[bx * THREADS], b)
+                T.copy(C[bx * THREADS], o)
+                for i in T.Parallel(THREADS):
+                    h[i] = T.cast(a[i], narrow)
+                if looping:
+                    for _k in T.serial(bx + 3):
+                        for i in T.Parallel(THREADS):
+                            o[i] = o[i] + T.cast(h[i], "float32") * b[i]
+                else:
+                    for i in T.Parallel(THREADS):
+                        o[i] = T.max(T.cast(h[i], "float32") * b[i], o[i])
+                    for i in T.Parallel(THREADS):
+                        o[i] = o[i] - T.cast(h[i], "float32") * b[i]
+                T.copy(o, Output[bx * THREADS])
+
+        return main
+
+    return make
+
+
+def from_shared_memory() -> Any:
+    """A copy to registers between two uses of a product of shared memory: it is one product."""
+
+    @T.prim_func
+    def main(
+        A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "float32"),
+        D: T.Tensor((N,), "float32"), X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32"),
+        Output: T.Tensor((N,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(2, threads=THREADS) as bx:
+            a = T.alloc_shared((THREADS,), "float32")
+            o, x = (T.alloc_fragment((THREADS,), "float32") for _ in range(2))
+            T.copy(A[bx * THREADS], a)
+            T.copy(C[bx * THREADS], o)
+            for i in T.Parallel(THREADS):
+                o[i] = T.max(a[i] * 1.7, o[i])
+            T.copy(X[bx * THREADS], x)
+            for i in T.Parallel(THREADS):
+                o[i] = o[i] * (x[i] + a[i] * 1.7)
+            T.copy(o, Output[bx * THREADS])
+
+    return main
+
+
 WALKS = {
     "outside of a loop": Walk(outside_of_a_loop, "add(add, mul) add(mul, x) mul(x, x)"),
     "after a branch": Walk(after_a_branch, "add(fma, mul) add(mul, x) fma(x, x, mul) mul(3, x)"),
     "over a loop": Walk(over_a_loop(False), "add(mul, x) add(x, x) mul(add, x)"),
     "over a loop, operands needed": Walk(over_a_loop(True), "add(x, x) fma(add, x, x)"),
+    "of float16, twice": Walk(converted("float16", False), "fma(x, x, x) mul(x, x)"),
+    "of float16, in a loop": Walk(converted("float16", True), "fma(x, x, fma) fma(x, x, x)"),
+    "of float8, twice": Walk(converted("float8_e4m3fn", False), "fma(x, x, x) mul(x, x)"),
+    "of bfloat16, twice": Walk(converted("bfloat16", False), "add(mul, x) mul(x, x)"),
+    "of bfloat16, in a loop": Walk(converted("bfloat16", True), "add(add, mul) add(mul, x) mul(x, x)"),
+    "from shared memory": Walk(from_shared_memory, "add(mul, x) mul(1.70000005, x) mul(add, x)"),
     "in a sum": Walk(summed(False), "add(add, x) add(fma, x) fma(x, x, 0) fma(x, x, fma)"),
     "in a sum and stored": Walk(summed(True), "add(0, mul) add(add, mul) add(add, x) mul(x, x)"),
 }

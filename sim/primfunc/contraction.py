@@ -170,6 +170,7 @@ class _Walk:
         self.threads = 1
         self.epoch = 0  # of shared memory
         self.statements = 0
+        self.made = 0  # products of the statement so far
         self.crossing = found._crossing
         self.joins = 0  # loops, branches and transfers that have ended
         self.shared: set[Any] = set()  # fragments of sums: several threads hold the same
@@ -200,7 +201,7 @@ class _Walk:
     # statements
 
     def statement(self, s: Any) -> None:
-        self.statements += 1
+        self.statements, self.made = self.statements + 1, 0
         method = getattr(self, "_" + type(s).__name__.lower(), None)
         if method is not None:
             method(s)
@@ -352,7 +353,8 @@ class _Walk:
             self._write(call, argument)
             region = getattr(getattr(argument, "op", None), "name", "") == "tl.region"
             self.joins += region and argument.args[0].buffer.scope() == "global"  # one thread starts the transfer
-        self.epoch = self._numbers.setdefault(s, len(self._numbers) + 1)  # threads may have met at a barrier
+        if name not in ("tl.tileop.copy", "tl.tileop.fill") or _in_shared(call):
+            self.epoch = self._numbers.setdefault(s, len(self._numbers) + 1)  # threads may have met at a barrier
 
     def _write(self, call: Any, argument: Any) -> None:
         """A new version of the buffer that an operand of a tile operator names, if the operator stores to it."""
@@ -512,8 +514,9 @@ class _Walk:
         """The product of `e`, that of an equal one computed before if there is one."""
         text, versions, home, rank = self._text(e, {})
         self._carried(e, versions)
-        if str(e.dtype) in _HALF:  # inline assembly: the compiler does not know that two are equal
-            text += f"|{hash(e)}"
+        self.made += 1
+        if self._assembly(e, text):  # the compiler does not know that two are equal, and leaves it where it is
+            text, home = f"{text}|{self.statements}.{self.made}", self.loops
         found = self._products.setdefault(text, [])
         for product in found:
             relation = _relation(product.scope, self.scope)
@@ -530,6 +533,30 @@ class _Walk:
         new.reloaded = any(self.fresh.get(data) == self.pieces for data in loads)
         self._meets(e, new, versions)
         return new
+
+    def _assembly(self, e: Any, text: str) -> bool:
+        """Whether inline assembly makes a product or an operand of it: 16-bit arithmetic and conversions.
+
+        A conversion of one bfloat16 to float32 is a shift; two at once are assembly.
+        """
+        if str(e.dtype) in _HALF:
+            return True
+        casts = [(str(x.value.dtype), str(x.dtype), x) for x in _within(e) if type(x).__name__ == "Cast"]
+        if any(_by_assembly(source, target) for source, target, _ in casts):
+            return True
+        pairs = any(source == "bfloat16" and self._in_pairs(x.value) for source, _, x in casts)
+        if pairs and self._products.get(text):
+            self.found.ask("equal products of bfloat16 converted in pairs")
+        return pairs
+
+    def _in_pairs(self, x: Any) -> bool:
+        """Whether a thread has several neighbours of an element, and reads them at once."""
+        if type(x).__name__ != "BufferLoad" or not self.axes:
+            return False
+        inner, count = list(self.axes)[-1], 1
+        for extent in self.axes.values():
+            count *= max(extent, 1)
+        return count > self.threads and any(y.same_as(inner) for i in x.indices for y in _within(i))
 
     def _registers(self, x: Any) -> list[_Version | None]:
         """The value that an operand of a product takes a register for: none for what is the same in all threads."""
@@ -667,6 +694,12 @@ def exact_reciprocal(x: float) -> bool:
     return x != 0 and abs(frexp(x)[0]) == 0.5
 
 
+def _by_assembly(source: str, target: str) -> bool:
+    """Whether a conversion of one element is inline assembly: to or from float16 or 8 bits, to bfloat16."""
+    narrow = ("float16", *(x for x in (source, target) if x.startswith("float8")))
+    return source != target and "float" in source and (source in narrow or target in (*narrow, "bfloat16"))
+
+
 def _is_one(e: Any) -> bool:
     return type(e).__name__ == "FloatImm" and abs(float(e.value)) == 1.0
 
@@ -735,6 +768,12 @@ def by_wgmma(call: Any, threads: int) -> bool:
     if x == y == "tfloat32":
         return straight and k % 8 == 0 and z == "float32"
     return {x, y} <= {"int8", "uint8"} and straight and k % 32 == 0 and z == "int32"
+
+
+def _in_shared(call: Any) -> bool:
+    """Whether a tile operator has an operand in shared memory."""
+    regions = [x for x in call.args if getattr(getattr(x, "op", None), "name", "") == "tl.region"]
+    return any(x.args[0].buffer.scope().startswith("shared") for x in regions)
 
 
 def _only_written(argument: Any) -> bool:
