@@ -118,6 +118,10 @@ class _Builder:
     def __post_init__(self) -> None:
         self.built: dict[tuple[Any, ...], tuple[Kernel, list[Parameter]] | None] = {}
 
+    def refuse(self, sizes: dict[str, int]) -> None:
+        """Kernels of these sizes cannot be simulated."""
+        self.built[tuple(sizes.items())] = None
+
     def sizes(self) -> dict[str, int]:
         named = {f"argument {n}": x for n, x in enumerate(self.args)} | self.kwargs
         return {n: x for n, x in named.items() if isinstance(x, int) and not isinstance(x, bool)} | self.job.sizes
@@ -187,6 +191,7 @@ def _simulated(builder: _Builder, case: Case) -> Callable[[Callable[..., Any]], 
         try:
             return run(machine)
         except UsageError as error:
+            builder.refuse(case.sizes)
             raise ValueError(str(error)) from error
 
     return refusing

@@ -143,7 +143,7 @@ def flash_random(flash: Flash, seed: int) -> Candidate:
 def _top(flash: Flash) -> np.float32:
     """The greatest float32 within the bound of the scores."""
     top = np.float32(min(flash.reach, greatest(FP32)))
-    return np.float32(np.nextafter(top, np.float32(0))) if top > flash.reach else top
+    return np.float32(np.nextafter(top, np.float32(0))) if float(top) > flash.reach else top
 
 
 def _scores(flash: Flash) -> np.ndarray:

@@ -106,19 +106,19 @@ def test_inputs_that_do_not_fail_are_a_mistake(tmp_path: Path, capsys: Any) -> N
 
 FAULTS = {
     "native_sparse": (
-        "keys=8, block=4, tokens=1", {"Choice": np.array([[0, 1]], np.int32)}, ["Q=64", "K=64", "V=1"],
+        "keys=4, block=2, tokens=1", {"Choice": np.array([[0, 1]], np.int32)}, ["Q=64", "K=64", "V=1"],
         ("overflow_exp2", "scores_scale"), "K",
     ),
     "block_sparse": (
-        "keys=8, block=4", {"Mask": np.ones((1, 2), np.int8)}, ["Q=64", "K=64", "V=1"],
+        "keys=4, block=2", {"Mask": np.ones((1, 2), np.int8)}, ["Q=64", "K=64", "V=1"],
         ("overflow_exp2", "scores_scale"), "K",
     ),
     "mla_split": (
-        "keys=8, block=8, splits=2", {}, ["Q=4", "Q_rope=4", "KV=4", "K_rope=4"], ("zero_over_zero", "acc_o"), "KV",
+        "keys=2, block=2, splits=2", {}, ["Q=4", "Q_rope=4", "KV=4", "K_rope=4"], ("zero_over_zero", "acc_o"), "KV",
     ),
-    "sink": ("keys=8, block=4", {}, ["Q=8", "K=8", "V=1", "Sink=100"], ("overflow_exp2", "logsum"), "K"),
+    "sink": ("keys=2, block=1", {}, ["Q=8", "K=8", "V=1", "Sink=100"], ("overflow_exp2", "logsum"), "K"),
     "variable_length": (
-        "total=8", {"cu_seqlens": np.array([0, 4, 8], np.int32)}, ["Q=1", "K=1", "V=inf"], ("input", "V"), "K",
+        "total=4", {"cu_seqlens": np.array([0, 2, 4], np.int32)}, ["Q=1", "K=1", "V=inf"], ("input", "V"), "K",
     ),
 }  # fmt: skip
 
