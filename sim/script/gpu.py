@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -63,9 +64,6 @@ class Gpu(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__" and getattr(func.__self__, "__name__", "") in _PROPERTIES:
             return _PROPERTIES[func.__self__.__name__]
-        if func is torch.Tensor.backward:
-            with self:  # a program's own autograd.Function may make tensors
-                return _backward(*args, **kwargs)
         if func in _MOVES:
             return _MOVES[func](*args, **kwargs)
         device = kwargs.get("device")
@@ -107,12 +105,6 @@ def _to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
     if moved is not tensor:
         return marked(moved) if on_gpu(places[0]) else moved
     return _to_gpu(tensor) if on_gpu(places[0]) else _to_cpu(tensor)
-
-
-def _backward(
-    tensor: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
-) -> None:
-    torch.autograd.backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 _MOVES: dict[Any, Callable[..., Any]] = {
@@ -170,6 +162,21 @@ def _event(measured: Callable[[str], float]) -> type:
     return Event
 
 
+def _own_backward(cls: Any, **_: Any) -> None:
+    """A program's autograd.Function: torch calls its `backward` outside the mode, so that it enters it again."""
+    backward = vars(cls).get("backward")
+    if backward is None:
+        return
+    function = getattr(backward, "__func__", backward)
+
+    @functools.wraps(function)
+    def entered(*args: Any, **kwargs: Any) -> Any:
+        with Gpu():
+            return function(*args, **kwargs)
+
+    cls.backward = staticmethod(entered)
+
+
 def _seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed))
 
@@ -203,3 +210,4 @@ def install(arch: str, measured: Callable[[str], float]) -> None:
     for name in "range_push range_pop mark".split():
         setattr(torch.cuda.nvtx, name, lambda *_, **__: None)
     torch.Generator = _Generator
+    torch.autograd.Function.__init_subclass__ = classmethod(_own_backward)

@@ -7,6 +7,7 @@ answer of TVM whether a CUDA device exists, and TileLang's detector of the CUDA 
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import os
 from pathlib import Path
@@ -121,10 +122,10 @@ def _check(tensors: dict[str, Any], stored: set[str]) -> None:
         if not tensor.is_contiguous():
             raise ValueError(f"{name} must be contiguous, not of strides {list(tensor.stride())}")
     spans = {n: range(t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for n, t in tensors.items()}
-    for name in stored & spans.keys():
-        for other, span in spans.items():
-            if other != name and max(span.start, spans[name].start) < min(span.stop, spans[name].stop):
-                raise Unsupported(f"a call whose tensors {name} and {other} share memory, of which {name} is stored to")
+    for one, other in itertools.combinations(spans, 2):
+        shared = max(spans[one].start, spans[other].start) < min(spans[one].stop, spans[other].stop)
+        if shared and stored & {one, other}:
+            raise Unsupported(f"a call whose tensors {one} and {other} share memory, where the kernel stores to one")
 
 
 def _init(session: Session) -> Any:

@@ -93,7 +93,7 @@ class Session:
             with _alarm(self.limit, note.title):
                 result, machine, blocks = self._simulated(prim_func, configs, tensors, note)
         except (Unsupported, TooLong) as error:
-            note.refused = note.refused or str(error)
+            note.refused = note.refused or str(error).removeprefix(f"{note.title} ")
             raise error.with_traceback(None) from None  # where in the simulator is nobody's concern
         note.seconds += time.monotonic() - start
         note.runs += 1

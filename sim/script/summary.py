@@ -19,6 +19,10 @@ def summary(session: Session) -> str:
     return "\n".join(lines + ([""] if told else []) + [f"  {line}" for line in told])
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
+
+
 def _row(call: Call) -> tuple[str, ...]:
     blocks = f"{call.blocks}" if call.simulated == call.blocks else f"{call.simulated} of {call.blocks}"
     counts = (call.nan, call.infinities, call.undetermined)
@@ -34,9 +38,11 @@ def _told(call: Call) -> list[str]:
     """What is to be known of one kernel."""
     lines = [f"not simulated  {call.title}: {call.refused}"] if call.refused else []
     if call.born:
-        lines.append(f"born           {call.title}: {call.born} NaN or infinities, the first {call.first}")
+        lines.append(
+            f"born           {call.title}: {_count(call.born, 'NaN or infinite value')}, the first {call.first}"
+        )
     if call.undetermined:
-        lines.append(f"undetermined   {call.title}: {call.undetermined} outputs cannot be known")
+        lines.append(f"undetermined   {call.title}: {_count(call.undetermined, 'output')} cannot be known")
     if call.simulated < call.blocks:
         lines.append(f"partial        {call.title}: other thread blocks were left out, and with them their outputs")
     return lines + [f"event          {call.title}: {event}" for event in call.events]
@@ -45,5 +51,7 @@ def _told(call: Call) -> list[str]:
 def _asked(session: Session) -> list[str]:
     """What a program asked for and did not get."""
     notes = session.notes
-    lines = [f"not measured   {what}: {count} calls gave NaN at once" for what, count in notes.measurements.items()]
+    lines = [
+        f"not measured   {what}: {_count(count, 'call')} gave NaN at once" for what, count in notes.measurements.items()
+    ]
     return lines + [f"not tuned      {choice}" for choice in notes.tuned]
