@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import shutil
 from pathlib import Path
@@ -141,7 +142,10 @@ def test_the_fault_of_a_kernel_is_found_and_becomes_a_test_that_passes_on_the_me
     assert main(["search", *kernel, *search, "--gpu", "off", "--out", "found.npz"]) == 1
     names = [n for n in np.load("found.npz").files if not n.endswith("__dtype")]
     found = [f"{n}=@found.npz:{n}" for n in names if n not in ("Partial", "Lse", "Output")]
-    assert main(["minimise", *kernel, "--inputs", *found, "--out", "test_small.py"]) == 1
+    capsys.readouterr()
+    assert main(["minimise", *kernel, "--inputs", *found, "--out", "test_small.py", "--json"]) == 1
+    first = json.loads(capsys.readouterr().out)["cause"]
+    assert (first["kind"], first["buffer"]) == cause
     assert np.load("test_small.npz")[keys].shape[0] <= 8
     with pytest.raises(AssertionError, match="an output has NaN"):
         run_test(tmp_path / "test_small.py")
