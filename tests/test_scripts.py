@@ -145,6 +145,11 @@ with torch.device("cuda"):
     assert torch.ones(3).device == torch.device("cuda", 0)
 generator = torch.Generator(device="cuda").manual_seed(0)
 assert torch.randn(3, generator=generator, device="cuda").get_device() == 0
+with torch.random.fork_rng():
+    torch.cuda.manual_seed(0)
+    first = torch.randn(3, device="cuda")
+torch.cuda.manual_seed_all(0)
+assert torch.equal(torch.randn(3, device="cuda"), first)
 assert torch.nn.Linear(4, 4).cuda().to("cuda")(made).shape == (4,)
 kernel = scaled(4, 256, 2)
 for bad in (torch.zeros(256, 4, dtype=torch.float16, device="cuda").T, torch.zeros(4, 256, device="cuda")):

@@ -207,6 +207,8 @@ def install(arch: str, measured: Callable[[str], float]) -> None:
     torch.cuda.Event = _event(measured)
     for name in "manual_seed manual_seed_all".split():
         setattr(torch.cuda, name, _seed)
+    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
+    torch.cuda.set_rng_state = lambda state, *_: torch.set_rng_state(state)
     for name in "range_push range_pop mark".split():
         setattr(torch.cuda.nvtx, name, lambda *_, **__: None)
     torch.Generator = _Generator
