@@ -579,13 +579,13 @@ class _Walk:
 
         Not around a loop: an operand that the last iteration left is not known to be the same.
         """
-        meeting = [v for v in versions if len(v.parents) > 1 and not v.looping]
-        for n in range(max((len(v.parents) for v in meeting), default=0)):
-            parents = {v: v.parents[n] for v in meeting if n < len(v.parents)}
-            text, *_ = self._text(e, parents)
+        for n, path in _paths({v: v for v in versions}):
+            text, *_ = self._text(e, path)
             for product in self._products.get(text, []):
-                if product is not new:
+                if product is not new and n == 1:
                     product.rounded = new.rounded = True
+                elif product is not new:
+                    self.found.ask("a product that a branch inside of a branch or loop has made, and added after it")
 
     def _carried(self, e: Any, versions: list[_Version]) -> None:
         """Ask about a product of a pipelined loop that the turn before has made: peeled turns share it.
@@ -692,6 +692,15 @@ def exact_reciprocal(x: float) -> bool:
     from math import frexp
 
     return x != 0 and abs(frexp(x)[0]) == 0.5
+
+
+def _paths(held: dict[_Version, _Version], deep: int = 1) -> Iterator[tuple[int, dict[_Version, _Version]]]:
+    """What versions were on each path to here, back to the last loop's head, and how many meetings ago."""
+    meeting = [v for v, was in held.items() if len(was.parents) > 1 and not was.looping]
+    for n in range(max((len(held[v].parents) for v in meeting), default=0)):
+        before = {**held, **{v: held[v].parents[n] for v in meeting if n < len(held[v].parents)}}
+        yield deep, before
+        yield from _paths(before, deep + 1)
 
 
 def _by_assembly(source: str, target: str) -> bool:
