@@ -40,6 +40,7 @@ ENCLOSURE = np.dtype(
      ("part", "?"), ("pot", "f8"), ("rate", "f8"), ("level", "i8"), ("lead", "i8"), ("slack", "f8")]
 )  # fmt: skip
 _POTENTIAL = ("pot", "rate", "level", "lead", "slack")
+_FEW = 4096  # results of so many elements are told apart by number, where nothing else asks for it
 _FUNCTION = 2.0**-20  # relative error of an elementary function; they are measured to a few units of 2^-23
 _TINY, _LEAST = 2.0**-130, 2.0**-100  # the absolute error of a sum's rounding and truncation; the least sum beside it
 
@@ -148,6 +149,8 @@ class Intervals(Listener):
         result = np.zeros(lo.shape[:-1], ENCLOSURE)
         result["lo"], result["hi"] = np.where(possible, lo, np.inf), np.where(possible, hi, -np.inf)
         result["nan"], result["guard"] = nan, guard
+        if result.size <= _FEW:
+            result["var"] = self._number(result.shape)
         self._watch(function, result, operands)
         return result
 
@@ -434,7 +437,8 @@ class Intervals(Listener):
                 number, constant = _constant(other)
                 take = constant & (c["base"] != 0) & (number > 0) & (c["factor"] == number)
                 if take.any():
-                    slack = np.maximum(np.abs(c["lo"]), np.abs(c["hi"])).max(axis=-1) * 2.0**-24 + 2.0**-149
+                    size = np.where(c["lo"] <= c["hi"], np.maximum(np.abs(c["lo"]), np.abs(c["hi"])), 0)
+                    slack = size.max(axis=-1) * 2.0**-24 + 2.0**-149
                     slack = slack * (1 + 2.0**-22)
                     x, m = np.where(take, value["var"], 0), np.where(take, c["base"], 0)
                     self._related(result, x, m, slack, guard)
@@ -666,11 +670,12 @@ class Intervals(Listener):
         table = self._table("above")
         table[x["var"]] = np.broadcast_to(number[..., None], x.shape)
         table[0] = 0
-        first = x["var"][..., 0]
-        whole = (x["var"] == first[..., None] + np.arange(x.shape[-1])).all(axis=-1) & (first != 0)
-        whole &= ~x["nan"].any(axis=(-1, -2))
-        self._table("row_first")[number] = np.where(whole, first, 0)
-        self._table("row_size")[number] = np.where(whole, x.shape[-1], 0)
+        masked = (x["lo"] == -np.inf).all(axis=-1) & (x["hi"] == -np.inf).all(axis=-1) & ~x["nan"].any(axis=-1)
+        whole = (masked | (x["var"] != 0)).all(axis=-1) & _distinct(x["var"], ~masked) & ~x["nan"].any(axis=(-1, -2))
+        counted = ~masked & whole[..., None]
+        self._table("member")[np.where(counted, x["var"], 0)] = np.broadcast_to(number[..., None], x.shape)
+        self._table("member")[0] = 0
+        self._table("row_size")[number] = counted.sum(axis=-1)
 
     def sum_lanes(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         return self._added(np.moveaxis(x, 0, -1).reshape(*x.shape[1:-1], -1), fmt)
@@ -703,27 +708,28 @@ class Intervals(Listener):
         self._tightened(result, own, _nothing(result.shape), len(self._born), fmt)
         if result.ndim == 2:
             result["var"] = self._number(result.shape)
-            whole = self._complete(x) & positive.all(axis=-1)
-            self._table("sum_of")[np.where(whole, x["src"].max(axis=-1), 0)] = np.where(whole, result["var"], 0)
+            whole, first = self._complete(x)
+            whole &= positive.all(axis=-1)
+            self._table("sum_of")[np.where(whole, first, 0)] = np.where(whole, result["var"], 0)
             self._table("sum_of")[0] = 0
         return result
 
-    def _complete(self, x: np.ndarray) -> np.ndarray:
-        """Rows [..., n] that hold a function of every element of one row, each once, and zeros beside."""
-        src, top = np.sort(x["src"], axis=-1), x["top"].max(axis=-1)
-        size = np.where(top > 0, self._table("row_size")[np.maximum(top, 0)], 0)
-        first = self._table("row_first")[np.maximum(top, 0)]
-        n = x.shape[-1]
-        expected = first[..., None] + np.arange(n) - (n - size)[..., None]
-        expected = np.where(np.arange(n) >= (n - size)[..., None], expected, 0)
-        one_top = ((x["top"] == top[..., None]) | (x["src"] == 0)).all(axis=-1)
-        return np.asarray((src == expected).all(axis=-1) & (size > 0) & one_top)
+    def _complete(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [..., n] of a function of every element of one row, each once, and zeros beside; and their number."""
+        top = x["top"].max(axis=-1)
+        counted = (x["src"] > 0) & (x["top"] == top[..., None])
+        counted &= self._table("member")[np.where(counted, x["src"], 0)] == np.where(top > 0, top, -1)[..., None]
+        size = self._table("row_size")[np.maximum(top, 0)]
+        zero = ((x["lo"] == 0) & (x["hi"] == 0) | (x["lo"] > x["hi"])).all(axis=-1) & ~x["nan"].any(axis=-1)
+        fits = (size > 0) & (counted.sum(axis=-1) == size) & (counted | zero).all(axis=-1)
+        fits &= _distinct(x["src"], counted)
+        return fits, np.where(fits, np.where(counted, x["src"], 0).max(axis=-1), 0)
 
     def _peaks(self, x: np.ndarray, guard: np.ndarray) -> np.ndarray:
         """What a row of weights has at least, [..., 2]: the weight of the maximum, where that is in the row."""
         peak = np.where((x["top"] != 0)[..., None], x["peak"], np.inf).min(axis=-2)
         same = ((x["guard"] == guard[..., None]) | (x["top"] == 0)).all(axis=-1)
-        fits = (self._complete(x) & same)[..., None] & np.isfinite(peak)
+        fits = (self._complete(x)[0] & same)[..., None] & np.isfinite(peak)
         return np.where(fits, peak, 0.0)
 
     # the tensor core
@@ -787,11 +793,11 @@ class Intervals(Listener):
         more = np.where(kept, c["ratio"] * (1 + 2.0**-22) * (1 + error) + _TINY / np.where(kept, below, 1), 0)
         result["ratio"] = np.where(kept, more, result["ratio"])
         result["of"] = np.where(kept, c["of"], result["of"])
-        first = a["src"].max(axis=-1)
-        own = self._table("sum_of")[np.maximum(first, 0)]
+        whole, first = self._complete(a)
+        own = self._table("sum_of")[first]
         new = self._table("summed")[own]
         lo = a["lo"].min(axis=-1)
-        fits = self._complete(a) & (first > 0) & (own != 0) & (new != 0) & (lo >= 0).all(axis=-1)
+        fits = whole & (first > 0) & (own != 0) & (new != 0) & (lo >= 0).all(axis=-1)
         if not fits.any():
             return
         least = self._table("least", np.float64)[new]
@@ -824,6 +830,12 @@ def _worst(x: np.ndarray) -> np.ndarray:
 
 
 _rows = _worst
+
+
+def _distinct(numbers: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Rows whose chosen numbers are all different."""
+    numbers = np.sort(np.where(chosen, numbers, -1 - np.arange(numbers.shape[-1])), axis=-1)
+    return np.asarray((np.diff(numbers, axis=-1) != 0).all(axis=-1))
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
