@@ -670,7 +670,8 @@ class Intervals(Listener):
         table = self._table("above")
         table[x["var"]] = np.broadcast_to(number[..., None], x.shape)
         table[0] = 0
-        masked = (x["lo"] == -np.inf).all(axis=-1) & (x["hi"] == -np.inf).all(axis=-1) & ~x["nan"].any(axis=-1)
+        highest = x["hi"].max(axis=-1)  # what is below the maximum for sure does not attain it
+        masked = ((highest == -np.inf) | (highest < result["lo"].min(axis=-1)[..., None])) & ~x["nan"].any(axis=-1)
         whole = (masked | (x["var"] != 0)).all(axis=-1) & _distinct(x["var"], ~masked) & ~x["nan"].any(axis=(-1, -2))
         counted = ~masked & whole[..., None]
         self._table("member")[np.where(counted, x["var"], 0)] = np.broadcast_to(number[..., None], x.shape)

@@ -39,7 +39,7 @@ def proof(name: str, mended: bool, monkeypatch: pytest.MonkeyPatch) -> Proof:
     return prove(lambda machine: simulate(pf, *arrays, machine=machine), Bounds(bounds))
 
 
-@pytest.mark.parametrize("name", ["native_sparse", "block_sparse", "sink", "variable_length"])
+@pytest.mark.parametrize("name", ["native_sparse", "block_sparse", "mla_split", "sink", "variable_length"])
 def test_the_mended_kernel_is_proved(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert proof(name, True, monkeypatch).proved
 

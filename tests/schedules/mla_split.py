@@ -73,21 +73,22 @@ def attention(keys: int = 32, splits: int = 4, D: int = 32, rope: int = 16, bloc
                     logsum[i] = T.log2(logsum[i]) + scores_max[i] * scale
             T.copy(acc_o, Partial[bx, :, :])
             T.copy(logsum, Lse[bx, :])
-        with T.Kernel(heads, threads=32) as bx:
-            o = T.alloc_fragment((D,), F32)
-            top = T.alloc_var(F32)
-            total = T.alloc_var(F32)
+        with T.Kernel(1, threads=32):
+            lse = T.alloc_fragment((heads, splits), F32)
+            o = T.alloc_fragment((heads, D), F32)
+            top = T.alloc_fragment((heads,), F32)
+            total = T.alloc_fragment((heads,), F32)
+            for i, s in T.Parallel(heads, splits):
+                lse[i, s] = Lse[s, i]
+            T.reduce_max(lse, top, dim=1)
+            for i, s in T.Parallel(heads, splits):
+                lse[i, s] = T.exp2(lse[i, s] - top[i])
+            T.reduce_sum(lse, total, dim=1)
             T.clear(o)
-            top = LOWEST
             for s in T.serial(splits):
-                top = T.max(top, Lse[s, bx])
-            total = 0.0
-            for s in T.serial(splits):
-                total = total + T.exp2(Lse[s, bx] - top)
-            for s in T.serial(splits):
-                for j in T.Parallel(D):
-                    o[j] += T.exp2(Lse[s, bx] - top) * Partial[s, bx, j]
-            for j in T.Parallel(D):
-                Output[bx, j] = o[j] / total
+                for i, j in T.Parallel(heads, D):
+                    o[i, j] += T.exp2(Lse[s, i] - top[i]) * Partial[s, i, j]
+            for i, j in T.Parallel(heads, D):
+                Output[i, j] = o[i, j] / total[i]
 
     return main
