@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .diff import Diff
+from .diverge_blocks import Stored, blocks_of
 from .diverge_taps import Found, Measured, Plan
 from .job import Job, Output
 from .report import describe
@@ -134,7 +136,7 @@ def _later(outcome: Outcome, style: Style) -> list[str]:
 def _outputs(outcome: Outcome, style: Style) -> list[str]:
     """The outputs without taps."""
     lines = []
-    for output in outcome.outputs:
+    for output, words in zip(outcome.outputs, outcome.measured.outputs, strict=True):
         found, known = outcome.diffs[output.parameter.name], int(output.known.sum())
         some = "" if known == found.size else f" ({found.size - known} more cannot be known)"
         name = f"{output.parameter.name} without taps"
@@ -143,7 +145,10 @@ def _outputs(outcome: Outcome, style: Style) -> list[str]:
             lines.append("  " + style.paint(text, "green" if known else "yellow"))
         else:
             text = found.message(name, "simulated", "GPU")
-            lines += ["  " + style.paint(line, "red") for line in text.splitlines()]
+            stored = blocks_of(outcome.job, outcome.plan.taps.numbers)[output.parameter.name]
+            different = (output.words != words) & output.known
+            shown = [*text.splitlines(), stored.phrase(different)]
+            lines += ["  " + style.paint(line, "red") for line in shown]
     same = all(each.same for each in outcome.diffs.values())
     if not outcome.found and not same:
         text = "no tapped operator differs: what does is not tapped, or its tap hides it"
@@ -186,7 +191,10 @@ def _found(found: list[Found]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Unsimulated:
-    """The GPU's outputs against a file's; refusal: why the simulator has none."""
+    """The GPU's outputs against a file's; refusal: why the simulator has none.
+
+    numbers: what the PrimFunc's symbolic sizes and scalar parameters are
+    """
 
     job: Job
     file: Path
@@ -194,6 +202,12 @@ class Unsimulated:
     refusal: str
     reference: list[Output]
     words: list[np.ndarray]
+    numbers: dict[Any, Any]
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        """Which thread blocks store the outputs; none when all words are the same."""
+        return {} if self.code == SAME else blocks_of(self.job, self.numbers)
 
     @property
     def diffs(self) -> dict[str, Diff]:
@@ -209,10 +223,13 @@ def report_unsimulated(outcome: Unsimulated, style: Style) -> str:
     target = outcome.job.kernel.target
     title = f"{target.function} of {target.file}: {outcome.file} against {outcome.name}"
     lines = [style.paint(title, "bold"), "  " + style.paint(f"no taps: {outcome.refusal}", "dim")]
+    stored = outcome.stored
     for output, words in zip(outcome.reference, outcome.words, strict=True):
         found = output.against(words)
         text = found.message(output.parameter.name, "reference", "GPU").splitlines()
-        text += [] if found.same else [f"in {_rows(output.words != words)}"]
+        if not found.same:
+            different = output.words != words
+            text.append(f"in {_rows(different)}, {stored[output.parameter.name].phrase(different)}")
         lines += ["  " + style.paint(line, "green" if found.same else "red") for line in text]
     return "\n".join(lines)
 
@@ -226,4 +243,8 @@ def _rows(different: np.ndarray) -> str:
 
 def unsimulated_json(outcome: Unsimulated) -> dict[str, Any]:
     about = {"verb": "diverge"} | describe(outcome.job) | {"against": outcome.name, "refusal": outcome.refusal}
-    return about | {"outputs": {n: d.to_json() for n, d in outcome.diffs.items()}}
+    outputs, stored = {n: d.to_json() for n, d in outcome.diffs.items()}, outcome.stored
+    for output, words in zip(outcome.reference, outcome.words, strict=True):
+        name = output.parameter.name
+        outputs[name] |= stored[name].to_json(output.words != words) if name in stored else {}
+    return about | {"outputs": outputs}

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, style: Style) -> Result:
             if args.reference is None:
                 hint = "its outputs alone can be compared with those of a file, --reference FILE.npz"
                 raise UsageError(f"{error}; {hint}") from error
-            return _unsimulated(args, job, device, capture, str(error), style)
+            return _unsimulated(args, job, taps, device, capture, str(error), style)
         if args.reference is not None:
             raise UsageError("--reference is for kernels that the simulator refuses, and it runs this one")
         measured = _measured(args, job, plan, outputs, device, capture, progress)
@@ -131,8 +131,9 @@ def _alone(outcome: Outcome, timeout: int, progress: Progress) -> bool | None:
 
 
 def _unsimulated(
-    args: argparse.Namespace, job: Job, device: Device | None, capture: Capture | None, refusal: str, style: Style
-) -> Result:
+    args: argparse.Namespace, job: Job, taps: Taps, device: Device | None, capture: Capture | None, refusal: str,
+    style: Style,
+) -> Result:  # fmt: skip
     """The GPU's outputs against a file's, where the simulator refuses the kernel."""
     reference = []
     for p in job.outputs:
@@ -142,5 +143,5 @@ def _unsimulated(
             raise UsageError(f"--reference: {p.name} {error}") from error
         reference.append(Output(p, words, None))
     found = outputs_alone(job, device.name, args.timeout or TIMEOUT) if device else recorded(args, capture, job, None)
-    outcome = Unsimulated(job, args.reference, found.name, refusal, reference, found.outputs)
+    outcome = Unsimulated(job, args.reference, found.name, refusal, reference, found.outputs, taps.numbers)
     return Result(outcome.code, report_unsimulated(outcome, style), unsimulated_json(outcome))

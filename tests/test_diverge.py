@@ -289,6 +289,7 @@ def test_an_output_that_differs_without_a_tap_that_does(
     assert main(["diverge", *SQUARES]) == 1
     said = capsys.readouterr().out
     assert "no divergence: " in said and "Y without taps: 1 of 32 words differs" in said
+    assert "stored by thread block 0\n" in said
     assert "no tapped operator differs: what does is not tapped, or its tap hides it" in said
 
 
