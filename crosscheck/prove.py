@@ -45,6 +45,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace, style: Style) -> Result:
     """Prove, or find an input that refutes; exit code 0 proved, 1 refuted, 3 open."""
+    if args.tuner and (args.bracket or args.kernel is not None):
+        raise UsageError("--tuner is a table of the flash loop by itself: leave out --bracket and FILE.py:FUNCTION")
     if args.tuner:
         return table(args, style)
     if args.bracket:

@@ -69,6 +69,7 @@ def test_the_bracket_of_block_max_is_where_the_sum_of_64_equal_maxima_overflows(
         (["--inputs", "normal"], "--inputs are of one run"),
         (["--bracket", "--score-bound", "1"], "leave that one out"),
         (["--args", "1"], "--args is of a kernel"),
+        (["--tuner", "--bracket"], "--tuner is a table of the flash loop by itself"),
     ],
 )
 def test_a_mistake_is_one_sentence_that_names_the_flag(capsys: Any, flags: list[str], sentence: str) -> None:
