@@ -161,7 +161,7 @@ class Intervals(Listener):
             return
         before = np.zeros((), bool)
         for x in operands:
-            before = before | (_can_be_bad(x) if x.ndim else _can_be_bad(x))
+            before = before | _can_be_bad(x)
         if (bad & ~before).any():
             self._born.append(function)
 
@@ -272,7 +272,7 @@ class Intervals(Listener):
         return np.where((lo > 0) & (lo < least), 0.0, lo), np.where((hi < 0) & (hi > -least), 0.0, hi)
 
     def _operands(self, fmt: Format, *operands: np.ndarray) -> tuple[np.ndarray, list[Any]]:
-        operands = tuple(np.broadcast_arrays(*operands)) if len(operands) > 1 else operands
+        operands = tuple(np.broadcast_arrays(*operands))
         guard = _newest(operands)
         found = []
         for x in operands:
@@ -281,24 +281,18 @@ class Intervals(Listener):
         return guard, found
 
     def convert(self, x: np.ndarray, src: Format, dst: Format) -> np.ndarray:
-        guard, ((lo, hi, nan),) = x["guard"], [(x["lo"], x["hi"], x["nan"])]
+        lo, hi, nan = x["lo"], x["hi"], x["nan"]
         if not dst.infinities:
             nan = nan | (np.abs(lo) == np.inf) | (np.abs(hi) == np.inf)
-        result = self._made("convert", dst, lo, hi, nan, guard, [x])
+        result = self._made("convert", dst, lo, hi, nan, x["guard"], [x])
         exact = dst.fraction_bits >= src.fraction_bits and dst.exponent_bits >= src.exponent_bits
-        names = (
-            ("src", "top", "ratio", "of", "part")
-            if not exact
-            else ("var", "src", "top", "peak", "ratio", "of", "part", *_POTENTIAL)
-        )
-        for name in names:
+        for name in ("src", "top", "rate", "level"):
             result[name] = x[name]
-        if not exact:
-            result["peak"] = rounded(x["peak"], dst)
-            result["ratio"] *= 1 + 2.0**-dst.fraction_bits
-            result["of"] = 0  # the absolute error of subnormal results is not followed
-            for name in ("rate", "level"):
+        if exact:
+            for name in ("var", "peak", "ratio", "of", "part", "pot", "lead", "slack"):
                 result[name] = x[name]
+        else:  # a ratio is lost: the absolute error of subnormal results is not followed
+            result["peak"] = rounded(x["peak"], dst)
             result["pot"] = x["pot"] + 1  # rounding at most doubles
         return result
 
@@ -528,13 +522,11 @@ class Intervals(Listener):
 
     def max(self, a: np.ndarray, b: np.ndarray, fmt: Format) -> np.ndarray:
         a, b = np.broadcast_arrays(a, b)
-        whole = (_join(a), _join(b))
-        (la, ha, na), (lb, hb, nb) = whole
+        (la, ha, na), (lb, hb, nb) = _join(a), _join(b)
         result = np.zeros(a.shape, ENCLOSURE)
         low = np.maximum(np.where(na, -np.inf, la), np.where(nb, -np.inf, lb))  # NaN is dropped
         result["lo"] = low[..., None]
         result["hi"] = np.stack([ha, hb], axis=-1)
-        result["hi"] = np.maximum(result["hi"], -np.inf)
         impossible = result["hi"] < low[..., None]
         result["lo"][impossible], result["hi"][impossible] = np.inf, -np.inf
         result["nan"] = np.asarray(na & nb)[..., None]
@@ -584,14 +576,10 @@ class Intervals(Listener):
 
     def exp(self, x: np.ndarray, fmt: Format) -> np.ndarray:
         """exp2(x * log2(e)), the product rounded: its relative error grows with |x|."""
-
-        def function(v: np.ndarray) -> np.ndarray:
-            return np.exp(v)
-
         spread = x.copy()
         for name, sign in (("lo", -1.0), ("hi", 1.0)):
             spread[name] = np.where(np.isfinite(x[name]), x[name] + sign * np.abs(x[name]) * 2.0**-22, x[name])
-        result = self._monotone("exp", spread, fmt, function)
+        result = self._monotone("exp", spread, fmt, np.exp)
         return self._weights(result, x, lambda v: np.exp(v - np.abs(v) * 2.0**-22))
 
     def _weights(self, result: np.ndarray, x: np.ndarray, function: Any) -> np.ndarray:

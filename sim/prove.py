@@ -48,9 +48,7 @@ def prove(run: Callable[[Callable[..., Any]], Any], bounds: Bounds) -> Proof:
 
     try:
         result = run(machine)
-    except Open as stop:
-        return Proof(False, stuck=made[-1].births[:1], reason=str(stop))
-    except Undetermined as stop:
+    except (Open, Undetermined) as stop:
         return Proof(False, stuck=made[-1].births[:1], reason=str(stop))
     return _judged(result, made[-1])
 

@@ -25,8 +25,8 @@ from .origins import CARRIER, Origins, code, codes, has_codes, hidden, hide, is_
 
 __all__ = ["Bad", "Event", "Listener", "Place", "Tracer", "Watcher"]
 
-_OPERANDS = {"add": 2, "sub": 2, "mul": 2, "mul_add": 3, "mul_sub": 3, "sub_mul": 3, "div": 2, "reciprocal": 1,
-             "exp2": 1, "exp": 1, "log": 1, "log2": 1, "rsqrt": 1, "sqrt": 1}  # fmt: skip
+_COMPUTES = ("add", "sub", "mul", "mul_add", "mul_sub", "sub_mul", "div", "reciprocal", "exp2", "exp", "log", "log2",
+             "rsqrt", "sqrt")  # fmt: skip
 _SCORES = ("add", "sub", "mul", "mul_add", "mul_sub")  # what is masked in the first operand stays so
 _LOWEST = -1e4  # a finite mask is lower
 _MOVES = ("neg", "abs", "floor", "ceil", "trunc", "nearbyint")  # what is bad stays bad, nothing becomes so
@@ -484,7 +484,7 @@ class Tracer(Listener):
         return self._packed("sum", result, fmt, [(_infinite(words, fmt), fmt)], codes)
 
 
-def _watched(name: str, count: int) -> Callable[..., np.ndarray]:
+def _watched(name: str) -> Callable[..., np.ndarray]:
     def method(self: Watcher, *arguments: Any) -> np.ndarray:
         *operands, fmt = arguments
         words: np.ndarray = getattr(self.exact, name)(*operands, fmt)
@@ -494,7 +494,7 @@ def _watched(name: str, count: int) -> Callable[..., np.ndarray]:
     return method
 
 
-def _traced(name: str, count: int) -> Callable[..., np.ndarray]:
+def _traced(name: str) -> Callable[..., np.ndarray]:
     def method(self: Tracer, *arguments: Any) -> np.ndarray:
         *operands, fmt = arguments
         words = [word(x, fmt) for x in operands]
@@ -519,8 +519,8 @@ def _moved(name: str) -> Callable[..., np.ndarray]:
     return method
 
 
-for _name, _count in _OPERANDS.items():
-    setattr(Watcher, _name, _watched(_name, _count))
-    setattr(Tracer, _name, _traced(_name, _count))
+for _name in _COMPUTES:
+    setattr(Watcher, _name, _watched(_name))
+    setattr(Tracer, _name, _traced(_name))
 for _name in _MOVES:
     setattr(Tracer, _name, _moved(_name))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import zlib
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from explaining import flat, said, told
 
 from crosscheck.cli import main
 from crosscheck.explain_causes import Story
@@ -31,25 +31,6 @@ SEED = load_capture(TESTS / "captures" / "h200" / "seed.npz")
 MASKED = ["explain", "--seed-cell", "causal256_128x64/block_max"]
 FALLING = ["explain", "--seed-cell", "const3/block_max"]
 SMALL = ["--mask", "causal", "--seq", "64", "--dim", "16", "--block-M", "32", "--block-N", "16"]
-
-
-def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> str:
-    """The report of a command that exits `code`."""
-    assert main(list(argv)) == code
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> Any:
-    """Its JSON object."""
-    assert main([*argv, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
-def flat(text: str) -> str:
-    """The report as one line, whatever its width."""
-    return " ".join(text.split())
 
 
 # the seed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from explaining import flat, said, told
 
 pytest.importorskip("tilelang", reason="a kernel is TileLang's")
 
@@ -15,25 +14,6 @@ from crosscheck.cli import main
 
 TESTS = Path(__file__).parent
 KERNELS, OWN = str(TESTS / "explained_kernels.py"), str(TESTS / "own_kernels.py")
-
-
-def said(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> str:
-    """The report of a command that exits `code`."""
-    assert main(list(argv)) == code
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-def told(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 1) -> Any:
-    """Its JSON object."""
-    assert main([*argv, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
-
-
-def flat(text: str) -> str:
-    """The report as one line, whatever its width."""
-    return " ".join(text.split())
 
 
 def test_a_bad_value_that_is_swallowed_reaches_no_output(capsys: pytest.CaptureFixture[str]) -> None:
